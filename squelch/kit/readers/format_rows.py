@@ -1,7 +1,8 @@
-"""What a record of each trainer holds, as rows (`formats.py` says what a row is). Pure.
+"""What a record of each trainer holds, as rows (`formats.py` says what a row is, and which keys it has where a trainer
+says more). Pure.
 
 Each function is given a record and the record's name for errors. It checks the form that only its trainer has;
-`score_files.py` checks what every row must be.
+`score_files.py` checks what every row must be. What only some readers need is not converted, only passed on.
 """
 
 from __future__ import annotations

@@ -12,9 +12,22 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     tools                                schemas of the tools that its prompt shows, as OpenAI nests them
     step, turn                           the step as the format counts it; 0 for the first turn of a rollout
     group                                what the rows of one prompt share; not compared with prompts
+    rollout                              what the turns of one rollout share
     rewards                              by name; None for a reward function that did not score the row
-    content                              instead of prompt and completion: a function that gives both, for the turns of
-                                         a long rollout, whose prompts together grow with the square of their number
+    content                              instead of prompt and completion, and of what is said of each token: a function
+                                         that gives them, for the turns of a long rollout, whose prompts together grow
+                                         with the square of their number
+
+and, where the format says so (a missing key and None are the same),
+
+    logprobs                             log p of each token of the completion as it was drawn, in nats; None for one
+                                         that was not sampled or has none. As long as `completion_ids`
+    advantage                            a number, or one for each token of the completion, None as in `logprobs`
+    versions                             [first, last]: which weights sampled the first and the last token of the
+                                         rollout, as the format counts them; None for one that is not known
+    truncated                            whether a limit of tokens, turns or time ended the rollout; it still counts
+    failed                               why the rollout does not count, in words: it has no reward and is no sample,
+                                         and its prompt and completion may be missing
 
 Invariants:
 
@@ -39,6 +52,24 @@ from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A format's row, in Markdown, in the table of docs/guide/use-with-other-trainers.md, which `docs.writers.formats`
+    writes. The sampled step stands there by the format's rule of weights."""
+
+    program: str
+    """Who writes such files, with the release, or the commit, whose files are read."""
+    setting: str
+    """What makes it write them; empty if nothing needs to be set."""
+    file: str
+    known: str
+    """What rows tell, and what they do not."""
+    remark: str = ""
+    """On the sampled step."""
+    by_hand: bool = True
+    """Whether the files by which the reader is tested were made after the program's sources, not by its own writer."""
+
+
+@dataclass(frozen=True)
 class Format:
     """The form in which a trainer writes its samples."""
 
@@ -58,6 +89,8 @@ class Format:
     """Names of files whose rows the checkpoint of the same number sampled, after the step's update."""
     columns: frozenset[str] | None = None
     """The columns that are read of a table; None for all."""
+    origin: Origin | None = None
+    """None for files of any origin."""
 
     def matches(self, columns: tuple[str, ...]) -> bool:
         """Whether a file with these columns is of this format."""
@@ -95,6 +128,12 @@ FORMATS = {
             WeightsRule("checkpoint-{}", -1),
             re.compile(rf"^completions_{_NUMBER}\."),
             "**/completions_*.parquet",
+            origin=Origin(
+                "TRL 1.16.0",
+                "`log_completions=True`",
+                "`completions/completions_N.parquet`",
+                "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
+            ),
         ),
         Format(
             "verl",
@@ -103,6 +142,12 @@ FORMATS = {
             WeightsRule("global_step_{}", -1),
             re.compile(rf"^{_NUMBER}\.jsonl"),
             "*.jsonl",
+            origin=Origin(
+                "verl 0.9.1",
+                "`trainer.rollout_data_dir`",
+                "`N.jsonl`",
+                "text without special tokens, all turns in one; score",
+            ),
         ),
         Format(
             "verl_validation",
@@ -111,6 +156,12 @@ FORMATS = {
             WeightsRule("global_step_{}", 0),
             re.compile(rf"^{_NUMBER}\.jsonl"),
             "*.jsonl",
+            origin=Origin(
+                "verl 0.9.1",
+                "`trainer.validation_data_dir`",
+                "`N.jsonl`, with the same columns: say `--format`",
+                "as above",
+            ),
         ),
         Format(
             "verifiers",
@@ -118,6 +169,14 @@ FORMATS = {
             message_graph.episode,
             WeightsRule("step_{}", 0),
             files="**/*.jsonl*",
+            origin=Origin(
+                "verifiers 0.4.0, prime-rl (048a6e23)",
+                "its evaluations; prime-rl's file monitor",
+                "`traces.jsonl`; `monitors/file/traces/stream/`",
+                "exact ids with log-probabilities, turns, tools, each reward, group, versions, failures; messages if "
+                "there are no ids",
+                remark=" (N: the policy's version)",
+            ),
         ),
         Format(
             "nemo_rl",
@@ -127,6 +186,13 @@ FORMATS = {
             re.compile(rf"^(?:train|val)_data_step{_NUMBER}\."),
             "**/train_data_step*.jsonl",
             re.compile(r"^val_data_step"),
+            origin=Origin(
+                "NeMo-RL (0275e758)",
+                "always, without NeMo Gym",
+                "`train_data_stepN.jsonl`",
+                "exact ids with log-probabilities and advantages, turns; reward; no group",
+                remark="; `val_data_stepN`: `step_N`",
+            ),
         ),
         Format(
             "areal",
@@ -135,6 +201,12 @@ FORMATS = {
             WeightsRule("globalstep{}", -1, 0),
             re.compile(rf"^{_NUMBER}$"),
             "**/*.jsonl",
+            origin=Origin(
+                "AReaL 1.0.4",
+                "`rollout.dump_to_file=true`, `rollout.tokenizer_path`",
+                "`rollout/N/TASK.jsonl`: give the folder",
+                "text with special tokens, one turn, reward, group, versions",
+            ),
         ),
         Format(
             "slime",
@@ -144,6 +216,12 @@ FORMATS = {
             re.compile(rf"^(?:eval_)?(?:\D*_)?{_NUMBER}\.jsonl"),
             "**/*.jsonl*",
             re.compile(r"^eval_|_eval_"),
+            origin=Origin(
+                "slime (0d234f3e)",
+                "`--save-debug-rollout-data`",
+                "a pickle, which is not read: convert it (below)",
+                "exact ids with log-probabilities, turns, reward, group, versions, failures",
+            ),
         ),
         Format(
             "skyrl",
@@ -152,6 +230,12 @@ FORMATS = {
             WeightsRule("global_step_{}", 0),
             re.compile(rf"^global_step_{_NUMBER}_evals$"),
             "**/*.jsonl",
+            origin=Origin(
+                "SkyRL 0.4.0",
+                "`trainer.dump_eval_results` (the default)",
+                "`dumped_evals/global_step_N_evals/`: evaluations only",
+                "text with special tokens, score",
+            ),
         ),
         Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),
     )
