@@ -178,8 +178,8 @@ def ranking(families: Sequence[str], mi: np.ndarray, bound: np.ndarray, seed: in
     rng, names = np.random.default_rng(seed), sorted(set(families))
     places = [np.flatnonzero(np.array(families) == name) for name in names]
     draws = [np.concatenate([places[k] for k in rng.integers(len(names), size=len(names))]) for _ in range(RESAMPLES)]
-    low, high = np.nanquantile([spearman(mi[at], bound[at]) for at in draws], [0.025, 0.975])
-    return spearman(mi, bound), float(low), float(high)
+    low, high = np.nanquantile([spearman(mi[at].tolist(), bound[at].tolist()) for at in draws], [0.025, 0.975])
+    return spearman(mi.tolist(), bound.tolist()), float(low), float(high)
 
 
 def ordered(mi: np.ndarray, bound: np.ndarray) -> float:

@@ -48,7 +48,7 @@ def say_evidence(engine: CrossScorer, found: Reasonings, notes: Sequence[str], a
         say_json({**facts, **evidence_json(result), "notes": [*result.notes, *notes]})
     else:
         head = f"{args.file} under {args.scorer}, which did not sample it"
-        say("\n".join([head, *evidence_text(result), *result.notes, *notes]))
+        say("\n".join([head, *evidence_text(result, (*result.notes, *notes))]))
     return 0
 
 
@@ -76,8 +76,8 @@ def evidence_json(found: EvidenceResult) -> dict[str, Any]:
     }
 
 
-def evidence_text(found: EvidenceResult) -> list[str]:
-    """The report as lines of text."""
+def evidence_text(found: EvidenceResult, notes: Sequence[str] = ()) -> list[str]:
+    """The report as lines of text. `notes`: on the file and its samples."""
     from squelch.kit.diagnosis.evidence import DEPENDS
 
     shown, bound = found.evidence, found.evidence.bound
@@ -92,9 +92,11 @@ def evidence_text(found: EvidenceResult) -> list[str]:
     ]
     if bound is not None:
         interval = f"[{bound.interval.low:.4f}, {bound.interval.high:.4f}]"
-        meaning = f"nats per reasoning, at most {bound.ceiling:.4f}"
+        meaning = f"nats per reasoning, ceiling {bound.ceiling:.4f}"
         scale = f"on {len(bound.prompts)} prompts; scale {bound.scale:.4g}, of the others"
         rows.append(("MI, at least", f"{bound.value:.4f}", interval, meaning, scale))
-    nothing = "which says nothing about the reasoning: another scorer, or more prompts, may show it"
-    meaning = "if the answer to each question is yes" if found.verdict == DEPENDS else nothing
-    return [*aligned(rows), "", f"{found.verdict}, {meaning}", *(f"- {question}" for question in found.questions)]
+    if found.verdict != DEPENDS:
+        nothing = "which says nothing about the reasoning: another scorer, or more prompts, may show it"
+        return [*aligned(rows), *notes, "", f"{found.verdict}, {nothing}"]
+    asked = [f"- {question}" for question in found.questions]
+    return [*aligned(rows), *notes, "", f"{found.verdict}, if the answer to each question is yes:", *asked]
