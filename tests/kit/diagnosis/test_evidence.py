@@ -78,6 +78,15 @@ def test_the_tests_level_is_exact_whatever_the_scorer_prefers_and_however_alike_
     assert 0.02 <= significant / total <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / total)
 
 
+def test_the_level_holds_where_the_prompt_that_the_scorer_prefers_has_one_reasoning() -> None:
+    rng, significant, total = np.random.default_rng(0), 0, 400
+    own = np.repeat(np.arange(8), [1, *[12] * 7])
+    for trial in range(total):
+        scores = rng.normal(size=(len(own), 8)) + 1.2 * (np.arange(8) == 0)
+        significant += evidence_of(usable(scores, np.ones(len(own)), own), seed=trial).verdict == DEPENDS
+    assert significant / total <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / total)
+
+
 def test_dependence_is_shown_by_a_scorer_that_is_no_policy_and_is_surer_than_it_should_be() -> None:
     rng = np.random.default_rng(1)
     log_p = channel(rng, 16, 2.0)
