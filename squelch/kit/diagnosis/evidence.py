@@ -18,9 +18,9 @@ Scorers are too sure, so that a scale below 1 tells more; without a doubt one co
                 other half
 
 **The test of retrieval.** Where reasonings do not depend on their prompts, all ways of assigning groups of reasonings
-to prompts that have equally many are equally likely. The p-value is the share of such ways that retrieve as much or
-more, so it is exact: it is at most a in a share a of such files, whichever prompts the scorer prefers, and also where
-the reasonings of a prompt resemble each other, as those from a cache do.
+to prompts that have equally many are equally likely. The p-value is the share of such ways, drawn at random, that
+retrieve as much or more. The test is exact: of such files at most one in twenty has p <= 0.05, whichever prompts the
+scorer prefers, and also where the reasonings of a prompt resemble each other, as those from a cache do.
 
 **Conditions.** Held here: the own prompt is in the sum; f is a sum over tokens, never a mean or a z-score; the scale
 was fitted on other prompts' reasonings; each prompt has the same weight, however many reasonings it has. What scores
