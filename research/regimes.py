@@ -9,7 +9,7 @@ records), and the number of judged reasonings is the most that a step has. For e
 printed with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over two, is
 below half of the run's baseline.
 
-A healthy run has no truth to compare with, except that its success does not fall: whatever is not `grounded` there is
+A healthy run has no truth to compare with, except that its success does not fall: whatever is not `used` there is
 read by a person, or is a false call. How often the reasoning was called untrue in runs that were not made to collapse
 is counted by part. Where the world is very noisy (`noise`), the reward hardly depends on what is written, and the share
 of true statements may indeed fall.
@@ -57,7 +57,7 @@ class Course:
 
     @property
     def words(self) -> str:
-        """The stretches in words: `grounded, decorative from 40`."""
+        """The stretches in words: `used, unused from 40`."""
         first, *others = self.stretches
         return ", ".join([first[0], *(f"{regime} from {step}" for regime, step in others)])
 
@@ -129,7 +129,7 @@ def called_untrue(courses: Iterable[Course]) -> dict[str, dict[str, int]]:
 
 
 def in_words(scorings: Mapping[str, int]) -> str:
-    """The numbers of scorings by regime: `19 decorative, 7 grounded`."""
+    """The numbers of scorings by regime: `19 unused, 7 used`."""
     return ", ".join(f"{number} {regime}" for regime, number in scorings.items())
 
 

@@ -54,22 +54,22 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
             {"scope": "first_turn", "regime": "template"},
         ),
         ({f'squelch_reasoning_regime{{{FIRST},regime="template"}}': "0 1 0 1"}, "3m", None),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "1+0x9"}, "5m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="unused"}}': "1+0x9"}, "5m", None),
     ],
     "SquelchReasoningBlind": [
         ({"squelch_reasoning_blind": "0 1 1 1"}, "3m", {}),
         ({"squelch_reasoning_blind": "0 1 0 1"}, "3m", None),
         ({f'squelch_reasoning_regime{{{FIRST},regime="blind"}}': "1+0x9"}, "5m", None),  # text shows the task too
     ],
-    "SquelchReasoningDecorative": [
+    "SquelchReasoningUnused": [
         (
-            {f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "0 1 1 1"},
+            {f'squelch_reasoning_regime{{{FIRST},regime="unused"}}': "0 1 1 1"},
             "3m",
-            {"scope": "first_turn", "regime": "decorative"},
+            {"scope": "first_turn", "regime": "unused"},
         ),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="unused"}}': "0 1 0 1"}, "3m", None),
         ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "1+0x9"}, "5m", None),
-        ({'squelch_reasoning_regime{scope="trajectory",regime="decorative"}': "1+0x9"}, "5m", None),
+        ({'squelch_reasoning_regime{scope="trajectory",regime="unused"}': "1+0x9"}, "5m", None),
     ],
     "SquelchReasoningMute": [
         (
@@ -78,7 +78,7 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
             {"scope": "first_turn", "regime": "mute"},
         ),
         ({f'squelch_reasoning_regime{{{FIRST},regime="mute"}}': "0 1 0 1"}, "3m", None),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="grounded"}}': "1+0x9"}, "5m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="used"}}': "1+0x9"}, "5m", None),
     ],
     "SquelchReasoningPrivateCode": [
         (
@@ -87,7 +87,7 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
             {"scope": "first_turn", "regime": "private_code"},
         ),
         ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0 1 0 1"}, "3m", None),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="grounded"}}': "1+0x9"}, "5m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="used"}}': "1+0x9"}, "5m", None),
     ],
     "SquelchReasoningUntrue": [
         ({"squelch_reasoning_untrue": "0 1 1 1"}, "3m", {}),
@@ -283,14 +283,14 @@ def impatient(folder: Path) -> Path:
 HEALTHY = {
     "first_turn/retrieval_accuracy": 0.7,
     "first_turn/retrieval_chance": 0.125,
-    "first_turn/regime/grounded": 1.0,
+    "first_turn/regime/used": 1.0,
     "first_turn/regime/template": 0.0,
     "no_signal_streak": 0.0,
     "total_steps": 100.0,
 }
 COLLAPSED = {
     "first_turn/retrieval_accuracy": 0.13,
-    "first_turn/regime/grounded": 0.0,
+    "first_turn/regime/used": 0.0,
     "first_turn/regime/template": 1.0,
 }
 

@@ -39,16 +39,16 @@ def test_the_page_has_the_scorings_by_regime(courses: list[Course], row: str) ->
 
 def test_each_means_of_collapse_ends_in_the_regime_that_names_it(courses: list[Course]) -> None:
     last = {one.run.name: one.regimes[-1][1] for one in courses if one.run.part == "collapse"}
-    assert {regime for name, regime in last.items() if "blind" in name} == {"decorative"}
+    assert {regime for name, regime in last.items() if "blind" in name} == {"unused"}
     assert {regime for name, regime in last.items() if "entropy" in name} == {"template"}
     healthy = [one for one in courses if one.run.part == "healthy"]
-    assert len(healthy) == 6 and all(one.words == "grounded" and one.untrue is None for one in healthy)
+    assert len(healthy) == 6 and all(one.words == "used" and one.untrue is None for one in healthy)
 
 
 def test_stretches_are_told_by_their_first_steps() -> None:
     run = Kept("one", "lead", "sokoban", "none", 0, 30, {}, {})
-    course = Course(run, ((1, "grounded"), (10, "grounded"), (20, "decorative"), (30, "grounded")), None)
-    assert course.words == "grounded, decorative from 20, grounded from 30"
+    course = Course(run, ((1, "used"), (10, "used"), (20, "unused"), (30, "used")), None)
+    assert course.words == "used, unused from 20, used from 30"
 
 
 def test_the_pages_say_how_often_reasoning_was_called_untrue(courses: list[Course]) -> None:

@@ -17,7 +17,8 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.shapes import LARGEST
 from squelch.kit.archive.reader import is_of_step
 from squelch.kit.diagnosis.alarm import alarm_text
-from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import EARLIER_REGIMES, REGIMES
+from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.metrics.training import PARTS
 from squelch.kit.process.terminal import duration, one_line
 
@@ -75,6 +76,8 @@ class RunStatus:
     """The alarm in words while it is raised; else None."""
     regime: str | None
     """Regime of the first turn at the step scored last."""
+    regime_reason: str | None
+    """What decided it, in words."""
     probe: dict[str, float | None]
     """Metrics of the fixed probe's last evaluation (`last_probe`); empty before the first."""
     judge: dict[str, float | None]
@@ -112,6 +115,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
     checked: Line = validated[-1] if validated else {}
     scored = last_scorer_step(lines)
     stage = folder.stage()
+    regime, reason = _regime(lines)
     state = "starting" if stage else _state(lines, summary, driven)
     return RunStatus(
         run=folder.name,
@@ -144,7 +148,8 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         mi_est=scored.get("first_turn/mi_est"),
         conditional_entropy=scored.get("first_turn/conditional_entropy"),
         dependence=dependence(last),
-        regime=_regime(lines),
+        regime=regime,
+        regime_reason=reason,
         probe=last_probe(lines),
         judge=_judge(scored),
         kinds=_kinds(last),
@@ -227,10 +232,27 @@ def _first_success(validated: Sequence[Line]) -> float | None:
     return None if first is None else first["validation/success"]
 
 
-def _regime(lines: Sequence[Line]) -> str | None:
-    """The first turn's regime in the newest line that has one."""
-    keys = {f"first_turn/regime/{name}": name for name in REGIMES}
-    return next((name for line in reversed(lines) for key, name in keys.items() if line.get(key) == 1), None)
+def _regime(lines: Sequence[Line]) -> tuple[str, str] | tuple[None, None]:
+    """The first turn's regime in the newest line that has one, and what decided it: D is of the probe's last evaluation
+    before."""
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        for name in REGIMES:
+            if 1 in (line.get(f"first_turn/regime/{one}") for one in (name, EARLIER_REGIMES.get(name))):
+                read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
+                return name, decided_by(
+                    name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
+                )
+    return None, None
+
+
+def _below(line: Line, prefix: str, named: str = "") -> dict[str, float]:
+    """The known metrics whose keys begin with the prefix, without it."""
+    return {
+        f"{named}{key.removeprefix(prefix)}": value
+        for key, value in line.items()
+        if key.startswith(prefix) and isinstance(value, int | float)
+    }
 
 
 def _state(lines: Sequence[Line], summary: Line | None, driven: bool | None) -> str:

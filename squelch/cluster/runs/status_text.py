@@ -65,7 +65,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         StatusRow("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
         StatusRow("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
         StatusRow("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
-        StatusRow("regime", (status.regime or UNKNOWN).replace("_", " ")),
+        StatusRow("regime", UNKNOWN if status.regime is None else regime_words(status.regime, status.regime_reason)),
         StatusRow("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
         *(
             [StatusRow("near variations", hard_words(status.probe), history("probe/hard/mi"), 0)]
@@ -164,6 +164,12 @@ def true_words(judge: Mapping[str, float | None]) -> str:
     names, right = judge["names"] or 0.0, judge["right"] or 0.0
     text = f"{right / names:.3f} of those that state anything, {names:.3f} of all" if names else NONE_STATES
     return f"{text}  UNTRUE" if judge.get("untrue") == 1 else text
+
+
+def regime_words(regime: str, reason: str | None) -> str:
+    """The regime with what decided it."""
+    name = regime.replace("_", " ")
+    return f"{name}  {reason}" if reason else name
 
 
 def hard_words(probe: Mapping[str, float | None]) -> str:

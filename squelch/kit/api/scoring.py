@@ -22,6 +22,7 @@ from squelch.kit.api.modality import by_modality
 from squelch.kit.api.samples import Reasonings, at_most, notes_on, within_context
 from squelch.kit.api.turns import Turns
 from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
+from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
 from squelch.kit.diagnosis.uncertainty import Uncertainty
 from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
@@ -66,6 +67,13 @@ class ScoreResult:
     modality: Mapping[str, float] | None = None
     """What the reasoning takes from its prompt's pictures, and from its text (`kit.scoring.modality_scoring`), NaN
     where unknown; None if prompts show no pictures, or it was not asked for."""
+
+    @property
+    def regime_reason(self) -> str:
+        """What decided the regime, in words: what was measured, and against which floor."""
+        links = self.answers.links if self.answers is not None else None
+        metrics = self.metrics() | {"reasoned": self.samples.reasoned}
+        return decided_by(self.regime, metrics, {} if links is None else links.metrics())
 
     def metrics(self) -> dict[str, float]:
         """The proxies with their intervals, as of `MIResult.metrics`."""

@@ -297,6 +297,7 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
         "regime": found.regime,
+        "regime_reason": found.regime_reason,
         **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
         "notes": list(found.notes),
@@ -310,7 +311,7 @@ def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
     lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
-    lines += ["", regime_text(found.regime)]
+    lines += ["", regime_text(found)]
     if found.answers is not None:
         lines += answers_text(found.answers)
     if found.modality is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from squelch.kit.api.answers import Answers
 from squelch.kit.commands.mi import disagreement
 from squelch.kit.diagnosis.metrics import PARTS
 from squelch.kit.process.terminal import aligned, known
+
+if TYPE_CHECKING:
+    from squelch.kit.api.scoring import ScoreResult
 
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),
@@ -39,9 +42,9 @@ def with_nulls(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {key: None if math.isnan(value) else value for key, value in metrics.items()}
 
 
-def regime_text(regime: str) -> str:
+def regime_text(found: ScoreResult) -> str:
     """The regime as a line of text."""
-    return f"regime without a judge: {regime.replace('_', ' ')} (docs/guide/reasoning.md)"
+    return f"regime without a judge: {found.regime}: {found.regime_reason} (docs/guide/reasoning.md)"
 
 
 def answers_text(answers: Answers) -> list[str]:

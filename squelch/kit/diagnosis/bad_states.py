@@ -1,6 +1,6 @@
 """When each bad state of the reasoning began, so that the checkpoint from before it can be kept.
 
-    mute, template, decorative    the regime of first turns (`kit.diagnosis.regime`)
+    mute, template, unused        the regime of first turns (`kit.diagnosis.regime`)
     blind                         that of either scope, in an environment whose pictures alone show the task: elsewhere
                                   reasoning that does without them is no fault
     untrue                        the judge's verdict, whatever the regime
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.kit.diagnosis.metrics import REGIMES, SCOPES
-from squelch.kit.diagnosis.regime import BLIND, DECORATIVE, MUTE, TEMPLATE, UNKNOWN
+from squelch.kit.diagnosis.metrics import EARLIER_REGIMES, REGIMES, SCOPES
+from squelch.kit.diagnosis.regime import BLIND, MUTE, TEMPLATE, UNKNOWN, UNUSED
 
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"
-ASKED = (MUTE, TEMPLATE, DECORATIVE)
+ASKED = (MUTE, TEMPLATE, UNUSED)
 """The regimes that are bad states, in the order in which the regime's rules test them."""
 KNOWN = REGIMES[: REGIMES.index(UNKNOWN)]
 """The known regimes in that order: a regime implies that no earlier one holds."""
@@ -69,8 +69,11 @@ class Soundness:
         return {"bad": list(self.bad), "good": dict(self.good), "blind": self.blind}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint."""
-        self.bad, self.good, self.blind = list(state["bad"]), dict(state["good"]), state.get("blind")
+        """Restores the state from a checkpoint, which may be one of an earlier commit."""
+        names = {earlier: name for name, earlier in EARLIER_REGIMES.items()}
+        self.bad = [names.get(one, one) for one in state["bad"]]
+        self.good = {names.get(one, one): step for one, step in state["good"].items()}
+        self.blind = state.get("blind")
 
 
 def _states(metrics: Mapping[str, float]) -> dict[str, bool]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from squelch.kit.metrics.declared import declared
 
 SCOPES = ("first_turn", "trajectory")
-REGIMES = ("mute", "template", "blind", "decorative", "private_code", "grounded", "unknown")
+REGIMES = ("mute", "template", "blind", "unused", "private_code", "used", "unknown")
 """See `kit.diagnosis.regime`."""
+EARLIER_REGIMES = {"unused": "decorative", "used": "grounded"}
+"""What runs of earlier commits call them."""
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the reasoning in the truncation curve of `kit.diagnosis.links`."""

@@ -3,10 +3,11 @@
     mute            under half of the turns have reasoning
     template        dependence on the input (MI) is not significant against its null
     blind           MI is significant, and the reasoning depends on the prompt's text and not on its pictures
-    decorative      MI is significant, and the answer does not follow from the reasoning: D is not significant
+    unused          MI is significant, and the answer does not follow from the reasoning: D is not significant
     private_code    both are significant, and the judge's share of true statements, among the reasonings that state
                     anything, is below half of the run's baseline
-    grounded        both are significant, and the judge, if there is one, finds no loss of truth
+    used            both are significant, and the judge, if there is one, finds no loss of truth: the answer uses the
+                    reasoning, which need not be true
     unknown         the metric that decides is unknown, for example the judge's because the reasoning states too little
 
 The first rule that applies decides. MI comes from the scorer step; D (`kit.diagnosis.links`) comes from the last
@@ -33,9 +34,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from squelch.kit.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
 from squelch.kit.diagnosis.metrics import REGIMES
 
-MUTE, TEMPLATE, BLIND, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
+MUTE, TEMPLATE, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
@@ -111,7 +113,7 @@ class RegimeGauge:
     """Those of the last scorer steps that have such a share."""
     untrue: float = math.nan
     """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge. A step whose
-    reasonings state too little changes nothing. D is not needed: untrue reasoning is decorative or a private code."""
+    reasonings state too little changes nothing. D is not needed: untrue reasoning is unused or a private code."""
 
     def read(self, inputs: RegimeInputs) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
@@ -127,10 +129,10 @@ class RegimeGauge:
         if math.isnan(inputs.follows):
             return UNKNOWN
         if not inputs.follows:
-            return DECORATIVE
+            return UNUSED
         if inputs.judged and math.isnan(inputs.true_share):
             return UNKNOWN
-        return PRIVATE_CODE if self.untrue == 1 else GROUNDED
+        return PRIVATE_CODE if self.untrue == 1 else USED
 
     def truth(self) -> dict[str, float]:
         """Flat keys of the metric registry: what decides whether the reasoning is true, and the verdict."""
@@ -172,6 +174,65 @@ def true_share(names: float, right: float, judged: int) -> float:
     """Share of true ones among the reasonings that state anything; NaN if fewer than `FEWEST_JUDGED` do, or without a
     judge. `names`, `right`: shares of the `judged` reasonings (`kit.diagnosis.grounding`)."""
     return right / names if round(names * judged, 6) >= FEWEST_JUDGED else math.nan
+
+
+def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, float]) -> str:
+    """What decides the regime, in words: what was measured, and against which floor.
+
+    Args:
+        regime: one of REGIMES.
+        metrics: of its scope, whose keys do not contain the scope; with a judge also `judge/true_share` and
+            `judge/least_true`.
+        links: of the last evaluation of the answers, with the keys of `LinksEvaluation.metrics`; empty without one.
+    """
+    inputs = RegimeInputs.of(metrics)
+    depends = f"MI {inputs.mi_seq_est:.2f} nats{_beyond(inputs)}"
+    value, share = links.get("dependence", math.nan), links.get("dependence_share", math.nan)
+    low, high = links.get("dependence_low", math.nan), links.get("dependence_high", math.nan)
+    answers = f"D {value:.2f} [{low:.2f}, {high:.2f}] nats"
+    part = "" if math.isnan(share) else f", {share:.0%} of the answer's surprise"
+    if regime == MUTE:
+        return f"{inputs.reasoned:.0%} of the turns have reasoning, less than {REASONED_SHARE:.0%}"
+    if regime == TEMPLATE:
+        return _not_beyond(inputs, depends)
+    if regime == BLIND:
+        return f"{depends}, and none of it from the pictures"
+    if regime == UNUSED:
+        return f"the answer does not follow from the reasoning: {answers}{_not_followed(links, part)}"
+    if regime == PRIVATE_CODE:
+        found, least = metrics.get("judge/true_share", math.nan), metrics.get("judge/least_true", math.nan)
+        true = f"{found:.0%} of what it states is true, less than {least:.0%}, half of before"
+        return f"{depends}; {answers}{part}; but {true}"
+    if regime == USED:
+        return f"{depends}; {answers}{part}"
+    if not inputs.known:
+        return "MI is not known"
+    return f"{depends}; {'D is not known' if math.isnan(value) else 'the reasoning states too little to be judged'}"
+
+
+def _beyond(inputs: RegimeInputs) -> str:
+    """What MI-Seq-Est is significant by."""
+    return f", p = {inputs.p_value:.3f}" if not math.isnan(inputs.p_value) else f", at least {inputs.low:.2f}"
+
+
+def _not_beyond(inputs: RegimeInputs, depends: str) -> str:
+    """Why dependence on the input is not significant."""
+    if not math.isnan(inputs.p_value) and inputs.p_value > P_VALUE:
+        return f"{depends}, more than {P_VALUE:g}: unrelated prompts give as much"
+    if math.isnan(inputs.p_value) and inputs.low <= 0:
+        return f"{depends}, not above 0"
+    least = inputs.retrieval_chance + ABOVE_CHANCE * (1 - inputs.retrieval_chance)
+    return f"{depends}, but the own prompt is found in {inputs.retrieval_accuracy:.0%}, less than {least:.0%}"
+
+
+def _not_followed(links: Mapping[str, float], part: str) -> str:
+    """Why D does not count as dependence of the answer."""
+    p_value = links.get("dependence_p_value", math.nan)
+    if p_value > P_VALUE:
+        return f", p = {p_value:.3f}, more than {P_VALUE:g}: other reasonings do as well"
+    if links.get("dependence_low", math.nan) <= 0:
+        return ", not above 0"
+    return f"{part}, less than {MIN_DEPENDENCE_SHARE:.0%} of it or {MIN_DEPENDENCE_NATS:g} nats"
 
 
 def one_hot(regime: str) -> dict[str, float]:

@@ -1,9 +1,7 @@
 """The files that trainers write, as one table of formats: how a file is recognised, what a record holds, and which
 weights sampled it.
 
-    file ──records.py──▶ records ──Format.rows──▶ rows ──score_files.py──▶ samples for `squelch score`
-                                        │
-                                        └──▶ rewards and groups for `squelch filter` (reward_tables.py)
+`rows.py` reads files by this table, for every command.
 
 A row is one completion of the policy: its prompt, as text, messages or ids, and what it says, with the keys
 
@@ -13,12 +11,14 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     step, turn                           the step as the format counts it; 0 for the first turn of a rollout
     group                                what the rows of one prompt share; not compared with prompts
     rollout                              what the turns of one rollout share
+    run                                  which run of the program wrote it
     rewards                              by name; None for a reward function that did not score the row
     content                              instead of prompt and completion, and of what is said of each token: a function
                                          that gives them, for the turns of a long rollout, whose prompts together grow
                                          with the square of their number
+    shown                                with `content`: how many ids its prompt has, about
 
-and, where the format says so (a missing key and None are the same),
+and, where the format says so (a missing key and None are the same; values of tokens are not checked),
 
     logprobs                             log p of each token of the completion as it was drawn, in nats; None for one
                                          that was not sampled or has none. As long as `completion_ids`
@@ -39,14 +39,14 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
 from squelch.kit.readers import format_rows, message_graph
 from squelch.kit.readers.format_rows import LeftOut, Row
-from squelch.kit.readers.records import SUFFIXES, Record, columns_of, records
+from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
 from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
@@ -237,6 +237,24 @@ FORMATS = {
                 "text with special tokens, score",
             ),
         ),
+        Format(
+            "squelch",
+            (frozenset({"token_ids", "loss_mask", "turns", "episode_return"}),),
+            format_rows.archive,
+            step_in_path=re.compile(rf"^step-{_NUMBER}\.parquet$"),
+            files="**/step*.parquet",
+            columns=frozenset(
+                {"step", "group_id", "trajectory", "split", "episode_return", "truncated", "failure_cause"}
+                | {"token_ids", "log_probs", "turns", "segments"}
+            ),
+            origin=Origin(
+                "Squelch",
+                "always",
+                "`groups/step-N.parquet`",
+                "exact ids with log-probabilities, turns, return, group, versions, failures",
+                by_hand=False,
+            ),
+        ),
         Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),
     )
 }
@@ -261,11 +279,14 @@ def trainers_format(path: Path, columns: tuple[str, ...]) -> Format | None:
     return found[0] if found else None
 
 
-def recognised(path: Path, columns: tuple[str, ...]) -> Format:
-    """The format of a file with these columns. UserError if several formats have them, or none."""
+def recognised(
+    path: Path, columns: tuple[str, ...], fits: Callable[[Collection[str]], bool] = format_rows.fits_columns
+) -> Format:
+    """The format of a file with these columns; `fits`: whether they are those of a table that is read as `columns`.
+    UserError if several formats have them, or none."""
     if (found := trainers_format(path, columns)) is not None:
         return found
-    if not columns or format_rows.fits_columns(columns):  # the reader refuses an empty file
+    if not columns or fits(columns):  # the reader refuses an empty file
         return FORMATS["columns"]
     shown = _shown(columns)
     raise UserError(f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or the columns of {_known()}")
@@ -304,30 +325,3 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
 def names_in(folder: Path, found: Format | None) -> list[Path]:
     """The files of samples in a folder, in order; of a format, all that it writes there."""
     return sorted(one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
-
-
-def steps_of_records(path: Path, found: Format) -> list[int]:
-    """The steps that a file's records say, ascending."""
-    steps = set[int]()
-    for number, record in records(path, found.columns, []):
-        where = f"{path}, row {number}"
-        for row in found.rows(record, where):
-            if not isinstance(row, LeftOut) and (step := format_rows.whole_step(row.get("step"), where)) is not None:
-                steps.add(step)
-    return sorted(steps)
-
-
-def steps_in(
-    folder: Path,
-    found: Format,
-    paths: Iterable[Path] | None = None,
-    of_records: Callable[[Path, Format], list[int]] = steps_of_records,
-) -> dict[int, list[Path]]:
-    """The files of each step in a trainer's folder, by step, in order; by the files' names where these say the step,
-    and otherwise by their records, which `of_records` reads. `paths`: the files, if not all are meant."""
-    steps: dict[int, list[Path]] = {}
-    for path in files_of(folder, found) if paths is None else paths:
-        named = found.step_of(path.relative_to(folder)) if found.step_in_path else None
-        for step in [named] if named is not None else of_records(path, found):
-            steps.setdefault(step, []).append(path)
-    return dict(sorted(steps.items()))

@@ -254,16 +254,16 @@ def test_the_regime_falls_with_the_dependence_and_what_the_probe_said_outlives_a
     scorer = Scorer(Oracle(30.0), CONFIG, seed=1)
     assert scorer.score(1, 0, window())["first_turn/regime/unknown"] == 1.0, "before the probe was read"
     scorer.followed = Followed(1.0, 2)
-    assert scorer.score(2, 0, window())["first_turn/regime/grounded"] == 1.0
+    assert scorer.score(2, 0, window())["first_turn/regime/used"] == 1.0
     template = Scorer(Oracle(0.0), CONFIG, seed=1)
     template.restore(json.loads(json.dumps(scorer.state())))
     fallen = template.score(4, 0, window())
     assert template.followed == Followed(1.0, 2)
-    assert fallen["first_turn/regime/template"] == 1.0 and fallen["first_turn/regime/grounded"] == 0.0
+    assert fallen["first_turn/regime/template"] == 1.0 and fallen["first_turn/regime/used"] == 0.0
     scorer.followed = Followed(0.0, 4)
-    assert scorer.score(5, 0, window())["trajectory/regime/decorative"] == 1.0
+    assert scorer.score(5, 0, window())["trajectory/regime/unused"] == 1.0
     last = 4 + 2 * CONFIG.probe.every
-    assert scorer.score(last, 0, window())["trajectory/regime/decorative"] == 1.0
+    assert scorer.score(last, 0, window())["trajectory/regime/unused"] == 1.0
     assert scorer.score(last + 1, 0, window())["trajectory/regime/unknown"] == 1.0, "what it said is too old"
 
 
@@ -443,7 +443,7 @@ def test_what_trajectories_read_is_told_by_part_and_reasoning_that_does_without_
         )
         assert found[f"trajectory/modality/{name}_surprise"] > 2 and found[f"trajectory/modality/{name}_p_value"] > 0
     for scope in SCOPES:
-        assert found[f"{scope}/regime/{'blind' if part == 'text' else 'grounded'}"] == 1.0
+        assert found[f"{scope}/regime/{'blind' if part == 'text' else 'used'}"] == 1.0
     late = scorer.score(2 * CONFIG.probe.every + 2, 0, shown_window())
     assert late["first_turn/regime/unknown"] == 1.0, "what the probe said is too old"
 

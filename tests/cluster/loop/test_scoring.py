@@ -166,7 +166,7 @@ def regime(step: int, name: str, **others: float) -> dict[str, float]:
 
 def test_silence_is_reported_once_until_there_is_reasoning_again() -> None:
     watched, said, events = watched_scorer()
-    silent = ["grounded", "mute", "mute", "grounded", "mute"]
+    silent = ["used", "mute", "mute", "used", "mute"]
     take(watched, [regime(step, name) for step, name in enumerate(silent)])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 1), ("reasoning_mute", 4)]
     assert len(said) == 2 and all("fallen silent" in line for line in said)
@@ -176,7 +176,7 @@ def test_a_policy_that_never_reasoned_is_said_to_once_and_raises_no_alarm() -> N
     watched, said, events = watched_scorer()
     take(watched, [regime(step, "mute") for step in range(4)])
     assert events == [] and len(said) == 1 and "writes no reasoning (regime mute)" in said[0]
-    take(watched, [regime(4, "grounded"), regime(5, "mute")])
+    take(watched, [regime(4, "used"), regime(5, "mute")])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 5)]
 
 
@@ -186,7 +186,7 @@ def test_blind_reasoning_is_reported_once_where_pictures_alone_show_the_task(sho
     watched, said, events = watched_scorer(*options)
     sees = {"trajectory/modality/text_alone": 0.0, "trajectory/regime/blind": 0.0}
     blind = {"trajectory/modality/text_alone": 1.0, "trajectory/regime/blind": 1.0}
-    take(watched, [regime(step, "grounded", **own) for step, own in enumerate((sees, blind, blind, sees))])
+    take(watched, [regime(step, "used", **own) for step, own in enumerate((sees, blind, blind, sees))])
     assert [(e["name"], e["step"]) for e in events] == ([("reasoning_blind", 1)] if shown == "picture" else [])
     assert all("the pictures that alone show the task" in line for line in said) and len(said) == len(events)
     found = watched.take(5, 0.1)
@@ -216,17 +216,17 @@ def test_a_resumed_run_whose_first_scorer_step_states_nothing_goes_on_and_is_not
     assert len(said) == 1 and again == []
 
 
-@pytest.mark.parametrize("bad", ["mute", "template", "decorative", "untrue"])
+@pytest.mark.parametrize("bad", ["mute", "template", "unused", "untrue"])
 def test_the_checkpoint_from_before_a_bad_state_is_kept(bad: str) -> None:
     watched, _, _ = watched_scorer()
     good = {"judge/untrue": 0.0, "judge/true_share": 0.8}
     ill = {"judge/untrue": 1.0, "judge/true_share": 0.2} if bad == "untrue" else good
-    name = "grounded" if bad == "untrue" else bad
-    take(watched, [regime(10, "grounded", **good), regime(20, name, **ill), regime(30, name, **ill)])
+    name = "used" if bad == "untrue" else bad
+    take(watched, [regime(10, "used", **good), regime(20, name, **ill), regime(30, name, **ill)])
     assert watched.alarms.healthy_until == 10
     resumed, _, _ = watched.successor()
     assert resumed.alarms.healthy_until == 10
-    take(resumed, [regime(40, "grounded", **good)])
+    take(resumed, [regime(40, "used", **good)])
     assert resumed.alarms.healthy_until is None, "it has passed, and no alarm has a level yet"
 
 

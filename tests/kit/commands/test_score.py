@@ -151,7 +151,7 @@ def test_answers_are_linked_to_their_reasonings_from_text_and_from_ids(tmp_path,
     table = capsys.readouterr().out
     assert "answers: 21\n" in table and "X to A past Z" in table
     assert re.search(rf"^D / surprise +{text['links']['dependence_share']:.4f} ", table, re.MULTILINE)
-    assert f"regime without a judge: {text['regime'].replace('_', ' ')} " in table
+    assert f"regime without a judge: {text['regime']}: {text['regime_reason']} (docs/" in table
 
 
 def test_answers_that_cannot_be_scored_are_counted_under_their_reason(tmp_path, tiny_policy, rows, words, capsys):
@@ -218,7 +218,10 @@ def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, ti
     mute = [{**row, "prompt": f"{row['prompt']} "} for row in empty]
     path = jsonl(tmp_path / "m.jsonl", [*rows, *empty, *mute])
     assert main(["score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links"]) == 0
-    assert "regime without a judge: mute (docs/guide/reasoning.md)\n" in capsys.readouterr().out
+    assert (
+        "regime without a judge: mute: 43% of the turns have reasoning, less than 50% (docs/guide/reasoning.md)\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):
@@ -231,7 +234,9 @@ def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, r
         found = output(capsys, "score", path, *model, *flags)
         assert found["links"] is None and found["regime"] in ("template", "unknown")
         assert main(["score", path, *model, *flags]) == 0
-        assert f"regime without a judge: {found['regime']} " in capsys.readouterr().out, "it needs no answers"
+        assert f"regime without a judge: {found['regime']}: {found['regime_reason']} " in capsys.readouterr().out, (
+            "it needs no answers"
+        )
     one = [row if i < 3 else bare[i] | {"step": 4} for i, row in enumerate(rows)]
     one = [{**row, "prompt": str(row["prompt"]) + ("<think>" if "reasoning" in row else "")} for row in one]
     assert output(capsys, "score", jsonl(tmp_path / "c.jsonl", one), *model)["links"] is None

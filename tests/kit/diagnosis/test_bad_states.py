@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from squelch.kit.diagnosis.bad_states import UNTRUE, Soundness
 from squelch.kit.diagnosis.metrics import REGIMES
-from squelch.kit.diagnosis.regime import BLIND, DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, one_hot
+from squelch.kit.diagnosis.regime import BLIND, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, UNUSED, USED, one_hot
 
 
 def scored(regime: str = UNKNOWN, untrue: float = math.nan) -> dict[str, float]:
@@ -24,14 +24,14 @@ def after(*scored_steps: dict[str, float]) -> Soundness:
 
 
 def test_a_state_that_begins_leaves_the_last_step_without_it() -> None:
-    assert after(scored(GROUNDED), scored(GROUNDED), scored(TEMPLATE), scored(TEMPLATE)).until == 20
-    assert after(scored(GROUNDED), scored(DECORATIVE)).until == 10
-    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0)).until == 10
-    assert after(scored(GROUNDED), scored(MUTE), scored(GROUNDED)).until is None, "it has passed"
+    assert after(scored(USED), scored(USED), scored(TEMPLATE), scored(TEMPLATE)).until == 20
+    assert after(scored(USED), scored(UNUSED)).until == 10
+    assert after(scored(USED, 0.0), scored(USED, 1.0)).until == 10
+    assert after(scored(USED), scored(MUTE), scored(USED)).until is None, "it has passed"
 
 
 def test_of_two_states_the_first_one_counts() -> None:
-    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0), scored(MUTE, 1.0), scored(MUTE, 1.0)).until == 10
+    assert after(scored(USED, 0.0), scored(USED, 1.0), scored(MUTE, 1.0), scored(MUTE, 1.0)).until == 10
 
 
 def test_a_run_that_begins_in_a_state_has_no_step_before_it() -> None:
@@ -39,30 +39,30 @@ def test_a_run_that_begins_in_a_state_has_no_step_before_it() -> None:
 
 
 def test_a_question_that_was_not_asked_changes_nothing() -> None:
-    found = after(scored(GROUNDED), scored(DECORATIVE), scored(TEMPLATE), scored(UNKNOWN))
-    assert found.bad == [DECORATIVE, TEMPLATE] and found.until == 10
-    assert after(scored(GROUNDED), scored(DECORATIVE), scored(PRIVATE_CODE)).bad == [], "its own state is untrue"
-    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0), scored(GROUNDED, math.nan)).bad == [UNTRUE]
+    found = after(scored(USED), scored(UNUSED), scored(TEMPLATE), scored(UNKNOWN))
+    assert found.bad == [UNUSED, TEMPLATE] and found.until == 10
+    assert after(scored(USED), scored(UNUSED), scored(PRIVATE_CODE)).bad == [], "its own state is untrue"
+    assert after(scored(USED, 0.0), scored(USED, 1.0), scored(USED, math.nan)).bad == [UNTRUE]
     assert after({}).until is None
 
 
 def test_where_text_shows_the_task_too_blind_reasoning_is_no_bad_state() -> None:
-    found = after(scored(GROUNDED), scored(BLIND))
+    found = after(scored(USED), scored(BLIND))
     assert found.bad == [] and found.metrics() == {}
-    assert after(scored(DECORATIVE), scored(BLIND)).bad == [DECORATIVE], "what follows was not asked"
+    assert after(scored(UNUSED), scored(BLIND)).bad == [UNUSED], "what follows was not asked"
 
 
 def test_where_pictures_alone_show_the_task_blind_reasoning_of_either_scope_is_one() -> None:
     blind = {"trajectory/regime/blind": 1.0, "trajectory/modality/text_alone": 1.0}
     sees, unread = {"trajectory/modality/text_alone": 0.0}, {"trajectory/modality/text_alone": math.nan}
     found = Soundness(pictures_alone=True)
-    began = [found.update(step, {**scored(GROUNDED), **own}) for step, own in enumerate((sees, blind, unread))]
+    began = [found.update(step, {**scored(USED), **own}) for step, own in enumerate((sees, blind, unread))]
     assert began == [[], [BLIND], []] and found.until == 0 and math.isnan(found.metrics()["alarm/blind"])
     found.update(3, scored(BLIND) | sees)
     assert found.bad == [BLIND] and found.metrics() == {"alarm/blind": 1.0}, "the first turns are"
-    found.update(4, scored(GROUNDED) | unread | {"trajectory/regime/template": 1.0})
+    found.update(4, scored(USED) | unread | {"trajectory/regime/template": 1.0})
     assert found.bad == [BLIND] and found.metrics() == {"alarm/blind": 0.0}, "another regime holds"
-    found.update(5, scored(GROUNDED) | sees)
+    found.update(5, scored(USED) | sees)
     assert found.until is None and found.metrics() == {"alarm/blind": 0.0}
 
 
@@ -80,3 +80,11 @@ def test_a_state_is_reported_when_it_begins_and_a_resume_changes_nothing(course,
         assert whole == resumed and set(began) <= set(whole.bad)
         assert whole.until is None or whole.until < step
         bad = set(whole.bad)
+
+
+def test_the_state_of_an_earlier_run_goes_on_under_the_names_of_today() -> None:
+    found = Soundness()
+    found.restore({"bad": ["decorative"], "good": {"decorative": 10, "mute": 20}, "blind": None})
+    assert found.bad == [UNUSED] and found.until == 10 and found.good[MUTE] == 20
+    found.update(30, scored(USED))
+    assert found.bad == []

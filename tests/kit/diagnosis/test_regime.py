@@ -9,7 +9,7 @@ import pytest
 from research.channels.modalities import modal_channel
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.diagnosis.modality import text_alone
-from squelch.kit.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
+from squelch.kit.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, decided_by, one_hot, true_share
 
 HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
 NOT_SIGNIFICANT = replace(HEALTHY, p_value=0.2)
@@ -17,14 +17,14 @@ NOT_SIGNIFICANT = replace(HEALTHY, p_value=0.2)
 
 def begun() -> RegimeGauge:
     gauge = RegimeGauge()
-    assert [gauge.read(HEALTHY) for _ in range(BASELINE_STEPS)] == ["grounded"] * BASELINE_STEPS
+    assert [gauge.read(HEALTHY) for _ in range(BASELINE_STEPS)] == ["used"] * BASELINE_STEPS
     return gauge
 
 
 @pytest.mark.parametrize(
     ("inputs", "regime"),
     [
-        (HEALTHY, "grounded"),
+        (HEALTHY, "used"),
         (replace(HEALTHY, reasoned=0.49), "mute"),
         (replace(NOT_SIGNIFICANT, reasoned=0.49, follows=0.0), "mute"),
         (replace(HEALTHY, mi_seq_est=math.nan, reasoned=0.1), "mute"),
@@ -35,19 +35,19 @@ def begun() -> RegimeGauge:
         (replace(HEALTHY, text_alone=1.0), "blind"),
         (replace(HEALTHY, text_alone=1.0, follows=0.0), "blind"),
         (replace(HEALTHY, text_alone=1.0, follows=math.nan), "blind"),
-        (replace(HEALTHY, text_alone=0.0), "grounded"),
-        (replace(HEALTHY, follows=0.0), "decorative"),
-        (replace(HEALTHY, follows=0.0, true_share=0.1), "decorative"),
+        (replace(HEALTHY, text_alone=0.0), "used"),
+        (replace(HEALTHY, follows=0.0), "unused"),
+        (replace(HEALTHY, follows=0.0, true_share=0.1), "unused"),
         (replace(HEALTHY, true_share=0.29), "private_code"),
-        (replace(HEALTHY, true_share=0.31), "grounded"),
-        (replace(HEALTHY, true_share=math.nan), "grounded"),  # there is no judge
+        (replace(HEALTHY, true_share=0.31), "used"),
+        (replace(HEALTHY, true_share=math.nan), "used"),  # there is no judge
         (replace(HEALTHY, true_share=math.nan, judged=True), "unknown"),  # it states too little to be judged
-        (replace(HEALTHY, true_share=math.nan, judged=True, follows=0.0), "decorative"),
-        (replace(HEALTHY, true_share=0.31, judged=True), "grounded"),
+        (replace(HEALTHY, true_share=math.nan, judged=True, follows=0.0), "unused"),
+        (replace(HEALTHY, true_share=0.31, judged=True), "used"),
         (replace(HEALTHY, follows=math.nan), "unknown"),
         (replace(HEALTHY, mi_seq_est=math.nan), "unknown"),
         (replace(HEALTHY, p_value=math.nan, low=math.nan), "unknown"),
-        (replace(HEALTHY, reasoned=math.nan), "grounded"),
+        (replace(HEALTHY, reasoned=math.nan), "used"),
     ],
 )
 def test_each_regime_follows_from_its_inputs(inputs: RegimeInputs, regime: str) -> None:
@@ -58,7 +58,7 @@ def test_each_regime_follows_from_its_inputs(inputs: RegimeInputs, regime: str) 
 
 @pytest.mark.parametrize(
     ("source", "regime"),
-    [("text", "blind"), ("picture", "grounded"), ("both", "grounded"), ("either", "grounded")],
+    [("text", "blind"), ("picture", "used"), ("both", "used"), ("either", "used")],
 )
 def test_reasoning_is_blind_only_where_it_is_read_from_the_text_and_not_where_the_parts_are_redundant(
     source: str, regime: str
@@ -72,7 +72,7 @@ def test_reasoning_is_blind_only_where_it_is_read_from_the_text_and_not_where_th
 
 def test_a_run_that_starts_without_dependence_is_a_template_without_a_baseline() -> None:
     assert RegimeGauge().read(NOT_SIGNIFICANT) == "template"
-    assert RegimeGauge().read(replace(HEALTHY, follows=0.0)) == "decorative"
+    assert RegimeGauge().read(replace(HEALTHY, follows=0.0)) == "unused"
 
 
 def test_the_judges_baseline_is_of_the_first_scorer_steps_and_outlives_a_restart() -> None:
@@ -88,7 +88,7 @@ def test_the_judges_baseline_is_of_the_first_scorer_steps_and_outlives_a_restart
 def test_one_low_share_of_true_statements_is_no_private_code_and_two_are() -> None:
     gauge, low = begun(), replace(HEALTHY, true_share=0.2)
     assert [gauge.read(one) for one in (low, HEALTHY, low, low, HEALTHY)] == [
-        *("grounded", "grounded", "grounded", "private_code", "grounded")
+        *("used", "used", "used", "private_code", "used")
     ]
 
 
@@ -135,3 +135,45 @@ def test_where_pairs_were_left_out_the_interval_tells_dependence_from_none() -> 
     assert not replace(part, low=-0.1).significant
     assert not replace(part, low=math.nan).significant
     assert not replace(part, retrieval_accuracy=0.15, low=0.4).significant
+
+
+MEASURED = {
+    "mi_seq_est": 1.5,
+    "mi_seq_est_p_value": 0.001,
+    "retrieval_accuracy": 0.7,
+    "retrieval_chance": 0.125,
+    "reasoned": 0.95,
+    "judge/true_share": 0.231,
+    "judge/least_true": 0.25,
+}
+LINKS = {
+    "dependence": 3.36,
+    "dependence_low": 3.25,
+    "dependence_high": 3.47,
+    "dependence_p_value": 0.002,
+    "dependence_share": 0.52,
+}
+
+
+@pytest.mark.parametrize(
+    ("regime", "metrics", "links", "words"),
+    [
+        ("mute", {"reasoned": 0.12}, {}, "12% of the turns have reasoning, less than 50%"),
+        ("template", {"mi_seq_est_p_value": 0.4}, {}, "MI 1.50 nats, p = 0.400, more than 0.05"),
+        ("template", {"retrieval_accuracy": 0.15}, {}, "p = 0.001, but the own prompt is found in 15%, less than 21%"),
+        ("template", {"mi_seq_est_p_value": math.nan, "mi_seq_est_low": -0.2}, {}, "at least -0.20, not above 0"),
+        ("blind", {}, {}, "none of it from the pictures"),
+        ("unused", {}, {"dependence_share": 0.04}, "4% of the answer's surprise, less than 10% of it"),
+        ("unused", {}, {"dependence_p_value": 0.3}, "D 3.36 [3.25, 3.47] nats, p = 0.300, more than 0.05"),
+        ("unused", {}, {"dependence_low": -0.1}, "[-0.10, 3.47] nats, not above 0"),
+        ("private_code", {}, {}, "but 23% of what it states is true, less than 25%, half of before"),
+        ("used", {}, {}, "MI 1.50 nats, p = 0.001; D 3.36 [3.25, 3.47] nats, 52% of the answer's surprise"),
+        ("unknown", {"mi_seq_est": math.nan}, {}, "MI is not known"),
+        ("unknown", {}, {"dependence": math.nan}, "MI 1.50 nats, p = 0.001; D is not known"),
+        ("unknown", {}, {}, "states too little to be judged"),
+    ],
+)
+def test_a_regime_says_what_was_measured_and_against_which_floor(
+    regime: str, metrics: dict[str, float], links: dict[str, float], words: str
+) -> None:
+    assert words in decided_by(regime, MEASURED | metrics, LINKS | links)

@@ -9,8 +9,9 @@ import pytest
 
 import squelch
 from squelch.kit.base.errors import UserError
-from squelch.kit.readers.formats import FORMATS, steps_of_records
+from squelch.kit.readers.formats import FORMATS
 from squelch.kit.readers.reward_tables import RewardTable, read_rewards
+from squelch.kit.readers.rows import steps_of_records
 from squelch.kit.readers.score_files import read_samples
 from tests.kit.readers import trainer_files
 from tests.kit.readers.trainer_files import jsonl

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -518,6 +519,10 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     shown = RunMetrics(RunFolder(tmp_path))
     shown.refresh()
     assert shown.table(["probe/mi_high"])[-1, 0] == 3.47
+    figures = {"mi_seq_est": 1.5, "mi_seq_est_p_value": 0.001, "retrieval_accuracy": 0.7, "retrieval_chance": 0.125}
+    ignored = {f"first_turn/{key}": value for key, value in figures.items()} | {"first_turn/regime/decorative": 1.0}
+    archive.metrics(5, step_metrics(5) | ignored)
+    assert re.search("regime +unused  .* D 0.01 .-0.01, 0.02. nats, not above 0", status(tmp_path)), "an earlier name"
 
 
 def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> None:
