@@ -55,3 +55,10 @@ def test_a_cells_scale_is_fitted_on_other_families_alone() -> None:
 
 def test_the_page_says_that_the_cells_are_not_scored_until_they_are() -> None:
     assert "Not all cells are scored yet" in other_scorer.page(other_scorer.NOT_JUDGED, "")
+
+
+def test_the_page_is_what_the_command_writes(tmp_path, monkeypatch) -> None:
+    page = other_scorer.PAGES / "other-scorer.md"
+    monkeypatch.setattr(other_scorer, "PAGES", tmp_path)
+    other_scorer.report().write()
+    assert (tmp_path / "other-scorer.md").read_text() == page.read_text()

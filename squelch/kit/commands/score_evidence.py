@@ -13,6 +13,7 @@ from squelch.kit.process.terminal import aligned, say, say_json
 if TYPE_CHECKING:
     from squelch.kit.api.evidence import EvidenceResult
     from squelch.kit.api.samples import Reasonings
+    from squelch.kit.diagnosis.evidence import Bound
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
 OF_THE_POLICY = {
@@ -20,6 +21,9 @@ OF_THE_POLICY = {
     **{"half_width": "--half-width", "links": "--no-links", "turns": "--turns all"},
 }
 """Flags, by argument, that have no meaning with another model than the policy."""
+RANKS = False
+"""Whether it is shown that the bound ranks policies (`python -m research.other_scorer`); else only retrieval is
+printed."""
 SCORER_HELP = (
     "folder of another model, for a policy whose weights nobody has: says whether the reasonings depend on their "
     "prompts as far as this model shows, and names no regime"
@@ -53,8 +57,8 @@ def say_evidence(engine: CrossScorer, found: Reasonings, notes: Sequence[str], a
 
 
 def evidence_json(found: EvidenceResult) -> dict[str, Any]:
-    """The output of `--json`; `bound` is null where it is unknown."""
-    shown, bound = found.evidence, found.evidence.bound
+    """The output of `--json`."""
+    shown = found.evidence
     return {
         "num_prompts": shown.num_prompts,
         "num_samples": shown.num_samples,
@@ -63,17 +67,19 @@ def evidence_json(found: EvidenceResult) -> dict[str, Any]:
         "retrieval_accuracy": shown.retrieval_accuracy,
         "retrieval_chance": shown.retrieval_chance,
         "null": {"retrieval_accuracy": asdict(shown.null)},
-        "bound": bound
-        and {
-            "nats": bound.value,
-            "interval_95": [bound.interval.low, bound.interval.high],
-            "ceiling": bound.ceiling,
-            "scale": bound.scale,
-            "prompts": len(bound.prompts),
-        },
+        **({"bound": _bound_json(shown.bound)} if RANKS else {}),
         "verdict": found.verdict,
         "questions": list(found.questions),
     }
+
+
+def _bound_json(bound: Bound | None) -> dict[str, Any] | None:
+    """The bound for `--json`; None where it is unknown."""
+    if bound is None:
+        return None
+    interval = [bound.interval.low, bound.interval.high]
+    facts = {"ceiling": bound.ceiling, "scale": bound.scale, "prompts": len(bound.prompts)}
+    return {"nats": bound.value, "interval_95": interval, **facts}
 
 
 def evidence_text(found: EvidenceResult, notes: Sequence[str] = ()) -> list[str]:
@@ -81,16 +87,13 @@ def evidence_text(found: EvidenceResult, notes: Sequence[str] = ()) -> list[str]
     from squelch.kit.diagnosis.evidence import DEPENDS
 
     shown, bound = found.evidence, found.evidence.bound
-    chance, null = (
-        f"chance {shown.retrieval_chance:.4f}",
-        f"null {shown.null.point_95:.4f}, p = {shown.null.p_value:.3f}",
-    )
+    null = f"null {shown.null.point_95:.4f}, p = {shown.null.p_value:.3f}"
     rows = [
         ("reasonings used", f"{shown.num_samples}", "", f"of {shown.num_prompts} distinct prompts", ""),
         *((f"left out: {reason}", str(count), "", "", "") for reason, count in shown.excluded.items()),
-        ("retrieval accuracy", f"{shown.retrieval_accuracy:.4f}", "", chance, null),
+        ("retrieval accuracy", f"{shown.retrieval_accuracy:.4f}", "", f"chance {shown.retrieval_chance:.4f}", null),
     ]
-    if bound is not None:
+    if RANKS and bound is not None:
         interval = f"[{bound.interval.low:.4f}, {bound.interval.high:.4f}]"
         meaning = f"nats per reasoning, ceiling {bound.ceiling:.4f}"
         scale = f"on {len(bound.prompts)} prompts; scale {bound.scale:.4g}, of the others"
