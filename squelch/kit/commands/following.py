@@ -33,7 +33,7 @@ from pathlib import Path
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import duration
 from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of
-from squelch.kit.readers.rows import MOST_STEPS, Said, said_by_records, steps_in
+from squelch.kit.readers.rows import MOST_STEPS, FileSteps, steps_and_starts, steps_in
 from squelch.kit.untrusted.files import Unreadable, is_file, state
 
 MODEL_FOLDERS = (".", "huggingface", "actor/huggingface", "actor", "policy", "weights", "model", "hf")
@@ -102,7 +102,7 @@ class Follower:
     _marks: dict[Path, Mark] = field(default_factory=dict)
     _model_marks: dict[Path, Mark] = field(default_factory=dict)
     _changed: set[Path] = field(default_factory=set)
-    _said: dict[Path, tuple[Mark, Said]] = field(default_factory=dict)
+    _file_steps: dict[Path, tuple[Mark, FileSteps]] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)
     _formats: dict[Path, tuple[Mark | None, Format | UserError | Unreadable]] = field(default_factory=dict)
     _files: dict[int, list[Path]] = field(default_factory=dict)
@@ -146,9 +146,9 @@ class Follower:
             self.skipped.add(step)
         paths = {path for other in decided for path in self._files.get(other, ())}
         self.written = max([self.written or 0, *(self._marks[path][1] for path in paths if path in self._marks)])
-        said = {str(path): self._said[path][1] for path in paths if path in self._said}
-        self.held |= {path: one.steps for path, one in said.items()}
-        self.starts = {path: one.starts for path, one in said.items()} | self.starts
+        found = {str(path): self._file_steps[path][1] for path in paths if path in self._file_steps}
+        self.held |= {path: one.steps for path, one in found.items()}
+        self.starts = {path: one.starts for path, one in found.items()} | self.starts
 
     def _is_decided(self, step: int) -> bool:
         return step in self.skipped or (self.last is not None and step <= self.last)
@@ -161,9 +161,9 @@ class Follower:
             return None
         going_on = {path for step, paths in self._files.items() if not self._is_decided(step) for path in paths}
         for path, mark in self._marks.items():
-            said = self._said[path][1] if path in self._said else None
-            starts = said is not None and said.starts > self.starts.get(str(path), said.starts)
-            is_new = said is None or bool(set(said.steps) - set(self.held.get(str(path), ())))
+            found = self._file_steps[path][1] if path in self._file_steps else None
+            starts = found is not None and found.starts > self.starts.get(str(path), found.starts)
+            is_new = found is None or bool(set(found.steps) - set(self.held.get(str(path), ())))
             if mark[1] > self.written and (starts or (is_new and path not in going_on)):
                 return path
         return None
@@ -227,20 +227,20 @@ class Follower:
     def _steps_of(self, path: Path, found: Format) -> list[int]:
         """The steps that a file's records say, which are read again only when the file has changed."""
         mark = _mark(path)
-        known = self._said.get(path)
+        known = self._file_steps.get(path)
         if mark is None or (known is not None and known[0] == mark):
             return known[1].steps if known else []
         try:
-            said = said_by_records(path, found)
+            read = steps_and_starts(path, found)
         except (UserError, Unreadable):
             return known[1].steps if known else []  # it grows, or was damaged; what it held is decided by its rows
-        self._said[path] = mark, said
-        return said.steps
+        self._file_steps[path] = mark, read
+        return read.steps
 
     def _holds_later(self, files: list[Path], step: int) -> bool:
         """Whether each of these growing files holds a later step already, so that this step is whole."""
         return all(
-            path in self._said and any(step < later < MOST_STEPS for later in self._said[path][1].steps)
+            path in self._file_steps and any(step < later < MOST_STEPS for later in self._file_steps[path][1].steps)
             for path in files
         )
 

@@ -127,8 +127,8 @@ def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
         raise UserError(
             f"{where}: `input_lengths` is {brief(size)}; it must be a number of `token_ids`, without padding"
         )
-    said = {"logprobs": one.get("generation_logprobs"), "advantage": one.get("advantages")}
-    yield from turns_of_ids(ids[:size], mask[:size], shared, where, said)
+    of_tokens = {"logprobs": one.get("generation_logprobs"), "advantage": one.get("advantages")}
+    yield from turns_of_ids(ids[:size], mask[:size], shared, where, of_tokens)
 
 
 def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -154,8 +154,8 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     mask = record["loss_mask"] if isinstance(record.get("loss_mask"), list) else [1] * size
     ids, mask = _same_length(tokens, [0] * before + mask, where, "tokens", "loss_mask")
     drawn = record.get("rollout_log_probs")
-    said = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
-    yield from turns_of_ids(ids, mask, shared, where, said)
+    of_tokens = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
+    yield from turns_of_ids(ids, mask, shared, where, of_tokens)
 
 
 def span_of(versions: Any) -> list[int | None] | None:
@@ -218,13 +218,13 @@ def archive(record: Record, where: str) -> Iterator[Row | LeftOut]:
         _listed(record, name, where) for name in ("token_ids", "log_probs", "turns", "segments")
     )
     begins = [0, *(_position(one, "start", ids, where) for one in segments)]
-    said = {"logprobs": drawn} if len(drawn) == len(ids) else {}
+    of_tokens = {"logprobs": drawn} if len(drawn) == len(ids) else {}
     for number, turn in enumerate(turns):
         start, end = (_position(turn, f"sample_{name}", ids, where) for name in ("start", "end"))
         fed = max(one for one in begins if one <= start)
         yield {
             **shared,
-            "content": partial(_cut, ids, fed, start, end, said),
+            "content": partial(_cut, ids, fed, start, end, of_tokens),
             "shown": start - fed,
             "turn": number,
             "versions": span_of([turn.get("version_min"), turn.get("version_max")]),
@@ -252,15 +252,13 @@ def turns_of_ids(
     mask: Sequence[Any],
     shared: Mapping[str, Any],
     where: str,
-    said: Mapping[str, Any] | None = None,
+    of_tokens: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | LeftOut]:
     """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
-    rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do. `said`:
-    values of a row's key for each of `ids`, or one for all."""
+    rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do.
+    `of_tokens`: values of a row's key for each of `ids`, or one for all."""
     start, turn, group, rollout = 0, 0, first([shared.get("group")]), first([shared.get("rollout"), where])
-    said = {
-        key: values for key, values in (said or {}).items() if not isinstance(values, list) or len(values) >= len(ids)
-    }
+    of_tokens = {key: values for key, values in (of_tokens or {}).items() if _fits(values, len(ids))}
     for end in range(1, len(mask) + 1):
         if end < len(mask) and bool(mask[end]) == bool(mask[start]):
             continue
@@ -268,7 +266,7 @@ def turns_of_ids(
             group = digest_of(ids[:start]) if group is None else group
             yield {
                 **shared,
-                "content": partial(_cut, ids, 0, start, end, said),
+                "content": partial(_cut, ids, 0, start, end, of_tokens),
                 "shown": start,
                 "turn": turn,
                 "group": group,
@@ -280,8 +278,12 @@ def turns_of_ids(
         yield LeftOut("nothing was sampled")
 
 
-def _cut(ids: Sequence[int], first_fed: int, start: int, end: int, said: Mapping[str, Any]) -> Row:
-    values = {key: each[start:end] if isinstance(each, list) else each for key, each in said.items()}
+def _fits(values: Any, count: int) -> bool:
+    return not isinstance(values, list) or len(values) >= count
+
+
+def _cut(ids: Sequence[int], first_fed: int, start: int, end: int, of_tokens: Mapping[str, Any]) -> Row:
+    values = {key: each[start:end] if isinstance(each, list) else each for key, each in of_tokens.items()}
     return {"prompt_ids": list(ids[first_fed:start]), "completion_ids": list(ids[start:end]), **values}
 
 

@@ -66,13 +66,13 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
             yield from _trace(trace, of_trace, where)
 
 
-def _failure(said: Mapping[str, Any]) -> str:
+def _failure(part: Mapping[str, Any]) -> str:
     """Why a trace, or an episode whose traces are well, failed, by its last error; empty if it did not, or does not
     say."""
-    if said.get("ok") is not False:
+    if part.get("ok") is not False:
         return ""
-    errors = said.get("errors")
-    kind = _object(errors[-1]).get("type") if isinstance(errors, list) and errors else said.get("stop_condition")
+    errors = part.get("errors")
+    kind = _object(errors[-1]).get("type") if isinstance(errors, list) and errors else part.get("stop_condition")
     return f"failed with {kind}" if isinstance(kind, str) else "failed"
 
 
@@ -176,8 +176,8 @@ class _Contents:
         start = next(i for i, sampled in enumerate(mask) if sampled)
         end = len(mask) - next(i for i, sampled in enumerate(reversed(mask)) if sampled)
         before = [token for one in path[:-1] for token in self._nodes[one]["token_ids"]]
-        said = {key: _spread(self._nodes[index].get(name), mask[start:end]) for key, name in OF_TOKENS.items()}
-        return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end]), **said}
+        of_tokens = {key: _spread(self._nodes[index].get(name), mask[start:end]) for key, name in OF_TOKENS.items()}
+        return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end]), **of_tokens}
 
     def prompt(self, index: int) -> Any:
         """The prompt of a sampled node."""

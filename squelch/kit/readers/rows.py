@@ -85,7 +85,7 @@ class Rows:
     def __iter__(self) -> Iterator[Read]:
         before = 0
         for file in files_of(self._path, self._named):
-            if (found := self._taken(file)) is None:
+            if (found := self._format_of(file)) is None:
                 continue
             named = self._step_named(file, found)
             number = 0
@@ -105,7 +105,7 @@ class Rows:
         """How many records and rows do not count, and why."""
         return [f"left out, {reason}: {count}" for reason, count in sorted(self.left_out.items())]
 
-    def _taken(self, file: Path) -> Format | None:
+    def _format_of(self, file: Path) -> Format | None:
         """The format of a file; None if it is left out of its folder. One whose name says another step than the wanted
         one is not opened, once the format is known."""
         if self.format is not None and self._is_elsewhere(file, self.format):
@@ -168,16 +168,16 @@ class Rows:
             self.steps.add(step)
 
 
-class Said(NamedTuple):
-    """What the records of a file say of steps. `steps`: ascending; `starts`: how often training began there before the
-    end of what stands above it: another run, or a step further back than a late row's, says so."""
+class FileSteps(NamedTuple):
+    """The steps of a file's records. `steps`: ascending; `starts`: how often training started again within the file, as
+    another run's row of an earlier step shows it, or a row whose step is further back than late rows are."""
 
     steps: list[int]
     starts: int
 
 
-def said_by_records(path: Path, found: Format) -> Said:
-    """The steps of a file's records, and the trainings."""
+def steps_and_starts(path: Path, found: Format) -> FileSteps:
+    """The steps of a file's records, and how often training started again within it."""
     reader, runs, starts, highest = Rows(path, found), set[str](), 0, -1
     for read in reader:
         step, run = read.row["step"], read.row.get("run")
@@ -188,12 +188,12 @@ def said_by_records(path: Path, found: Format) -> Said:
         if step < highest - LATE or (is_other and step <= highest):
             starts, highest = starts + 1, step
         highest = max(step, highest)
-    return Said(sorted(reader.steps), starts)
+    return FileSteps(sorted(reader.steps), starts)
 
 
 def steps_of_records(path: Path, found: Format) -> list[int]:
     """The steps that a file's records say, ascending."""
-    return said_by_records(path, found).steps
+    return steps_and_starts(path, found).steps
 
 
 def steps_in(

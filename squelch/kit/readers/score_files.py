@@ -99,9 +99,9 @@ def read_samples(
 def _of_one_step(path: Path, step: int | None, reader: Rows, rows: list[tuple[int, Row]]) -> SampleFile:
     """The rows that were read; UserError if they are none, or of several steps."""
     steps, left = sorted(reader.steps), reader.notes_on_left_out()
-    said = f" ({'; '.join(left)})" if left else ""
+    reasons = f" ({'; '.join(left)})" if left else ""
     if not reader.holds_rows:
-        raise UserError(f"{path} holds no rows{said}; it needs {NEEDED}")
+        raise UserError(f"{path} holds no rows{reasons}; it needs {NEEDED}")
     if step is None and len(steps) > 1:
         raise UserError(
             f"{path} holds the steps {_some(steps)}, which different policies sampled; select one with --step, and "
@@ -110,7 +110,7 @@ def _of_one_step(path: Path, step: int | None, reader: Rows, rows: list[tuple[in
     if not rows and step not in steps and step is not None:
         raise UserError(f"{path} holds no rows of step {step}; it has {_some(steps) or 'no column `step`'}")
     if not rows:
-        raise UserError(f"{path} holds no rows that count{said}")
+        raise UserError(f"{path} holds no rows that count{reasons}")
     assert reader.format is not None
     return SampleFile(
         reader.format,

@@ -104,6 +104,12 @@ def test_a_step_that_a_table_holds_as_a_float_or_text_is_a_step(tmp_path) -> Non
     assert steps_of_records(written(tmp_path, rows), FORMATS["columns"]) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("missing", [*MISSING, [], [None], [None, ""]])
+def test_a_column_of_pictures_without_a_picture_holds_none(tmp_path, missing) -> None:
+    row = {"prompt": [{"role": "user", "content": "p"}], "completion": "x", "images": missing}
+    assert "pictures" not in read_samples(written(tmp_path, [row])).rows[0][1]
+
+
 @pytest.mark.parametrize("missing", [None, math.nan, ""])
 def test_labels_of_the_api_that_are_missing_are_refused_with_their_row(missing) -> None:
     others = [1.0] if isinstance(missing, float) else ["a"]
