@@ -239,7 +239,10 @@ def notes_on(found: Reasonings, shown: int = 6, first_only: bool = False) -> Ite
     total, later, silent = (found.turns[key] for key in ("total", "later", "answer nothing"))
     if later:
         every = "" if first_only else "; turns=all scores each under its own prompt"
-        yield f"{later} of {total} turns ({later / total:.0%}) are later ones and left out{every}"
+        yield (
+            f"{later} of {total} turns ({later / total:.0%}) are left out: of a rollout the first is scored, of a "
+            f"conversation the last{every}"
+        )
     if silent:
         yield f"{silent} turns call tools and answer nothing; calls of tools are no answers"
     if len(found.ids) == len(found.prompts):

@@ -203,6 +203,8 @@ class Follower:
                 found = self._format_at(path)
                 if not isinstance(found, Format):
                     refusal = found
+                elif found.is_general:  # perhaps the training data
+                    refusal = _cannot_follow(found, self.folder)
                 elif found is one or found.weights is None:
                     return _followed(found, self.folder)
         if refusal is not None and self.settled:
@@ -300,11 +302,15 @@ class _Wait:
 def _followed(found: Format, folder: Path) -> Format:
     """The format, if its files say which weights sampled them."""
     if found.weights is None:
-        raise UserError(
-            f"{folder}: the format {found.name} does not say which checkpoint sampled a step; name the trainer's with "
-            "--format, or score each file by `squelch score FILE --model CHECKPOINT`"
-        )
+        raise _cannot_follow(found, folder)
     return found
+
+
+def _cannot_follow(found: Format, folder: Path) -> UserError:
+    return UserError(
+        f"{folder}: the format {found.name} does not say which checkpoint sampled a step; name the trainer's with "
+        "--format, or score each file by `squelch score FILE --model CHECKPOINT`"
+    )
 
 
 def _samples(folder: Path, found: Format) -> Iterator[Path]:

@@ -52,7 +52,7 @@ SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
 """Columns of a table that tell groups apart, in this order."""
 NO_REWARDS = frozenset(
-    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "index", "idx", "trajectory"}
+    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "id", "index", "idx", "trajectory"}
 )
 """Columns whose numbers are no rewards."""
 
@@ -72,8 +72,7 @@ def is_sample(has: set[str]) -> bool:
 def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """A row by the names of NAMES; other numbers are its rewards."""
     row = {key: first(map(record.get, names), known_id if key in IDS else known) for key, names in NAMES.items()}
-    rewards = {key: value for key, value in record.items() if key not in NO_REWARDS and is_number(value)}
-    yield {**row, "group": row["prompt_id"], "rewards": rewards}
+    yield {**row, "group": row["prompt_id"], "rewards": reward_columns(record)}
 
 
 def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -324,6 +323,11 @@ def as_float(value: float) -> float:
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, and no flag."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def reward_columns(record: Record) -> dict[str, Any]:
+    """The columns of numbers that are rewards as far as is known."""
+    return {key: value for key, value in record.items() if key not in NO_REWARDS and is_number(value)}
 
 
 def step_of(row: Row, record: Record, where: str) -> int | None:

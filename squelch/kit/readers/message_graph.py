@@ -170,7 +170,7 @@ class _Contents:
         path = self._path(index)
         ids, mask = self._nodes[index].get("token_ids") or [], self._nodes[index].get("mask") or []
         if not any(mask) or not all(self._nodes[one].get("token_ids") for one in path):
-            tools = [_nested_tool(tool) for tool in self._nodes[path[0]].get("tools") or []]
+            tools = [nested_tool(tool) for tool in self._nodes[path[0]].get("tools") or []]
             said = [self._message(one) for one in path]
             return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
         start = next(i for i, sampled in enumerate(mask) if sampled)
@@ -217,7 +217,8 @@ def _nested_call(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def _nested_tool(tool: Any) -> Any:
+def nested_tool(tool: Any) -> Any:
+    """The schema of a tool as OpenAI nests it."""
     if not isinstance(tool, dict) or "function" in tool:
         return tool
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}

@@ -88,9 +88,9 @@ class Rows:
             if (found := self._format_of(file)) is None:
                 continue
             named = self._step_named(file, found)
-            number = 0
+            number, beside = 0, found.beside(file) if found.beside is not None else {}
             for number, record in records(file, self._columns(found), self.notes):
-                where = f"{file}, row {number}"
+                where, record = f"{file}, row {number}", record | beside
                 for row in found.rows(record, where):
                     if (read := self._counted(row, record, named, where)) is not None:
                         yield Read(read, record, file, before + number, where)

@@ -87,6 +87,8 @@ def read_samples(
             shown += 0 if later else row.get("shown", 0)
             if row.get("failed") is None and shown > MOST_SHOWN:
                 reader.leave_out(f"in a record whose prompts have more than {MOST_SHOWN:,} ids together")
+            elif row.get("untold") is not None:
+                reader.leave_out(row["untold"])
             elif row.get("failed") is None:
                 row = {**row, "content": None} if later else checked(whole(row), read.record, read.where)
                 files.take(row, read.record, read.file, read.where)
@@ -155,6 +157,10 @@ def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
     mixed = sum(None not in span and span[0] != span[1] for span in spans)
     if mixed:
         yield f"{mixed} of {len(rows)} rows were sampled while the weights changed; they are scored with one version"
+    samplers = {str(row["sampler"]) for _, row in rows if row.get("sampler")}
+    if len(samplers) > 1:
+        names = shortened(", ".join(sorted(samplers)), 200)
+        yield f"the rows were sampled by {len(samplers)} models ({names}), and are scored with one"
     groups: dict[bytes, set[str]] = {}
     for _, row in rows:
         if known_id(row.get("group")) and not row.get("turn"):

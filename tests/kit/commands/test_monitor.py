@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.common import random_qwen2, word
 from squelch.cluster.cli import main
+from squelch.kit.base.errors import UserError
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
 from squelch.kit.readers.formats import FORMATS, Format, format_of
@@ -269,6 +270,19 @@ def test_a_file_or_a_checkpoint_that_still_grows_is_waited_for(trainer: Trainer)
     assert follower.look(6.0).ready is None
     ready = follower.look(7.0).ready
     assert ready is not None and (ready.step, ready.model) == (2, checkpoint)
+
+
+def test_conversations_beside_a_trainers_samples_do_not_end_the_following(trainer: Trainer) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    trainer_files.jsonl(trainer.samples / "0.jsonl", [chat])
+    follower = Follower(trainer.samples, trainer.out)
+    assert "first file" in str(follower.look(0.0).waiting)
+    with pytest.raises(UserError, match="the format chat does not say which checkpoint sampled a step"):
+        Follower(trainer.samples, trainer.out, settled=True).look(0.0)
+    trainer.sample(2), trainer.save(1)
+    for now in (1.0, 2.0, 3.0):
+        look = follower.look(now)
+    assert look.ready is not None and look.ready.step == 2
 
 
 def test_a_checkpoint_that_does_not_come_is_waited_for_so_long_and_all_that_waited_are_skipped_together(

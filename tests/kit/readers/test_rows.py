@@ -25,6 +25,8 @@ from tests.kit.readers import trainer_files
 from tests.kit.readers.trainer_files import SAMPLES, jsonl
 from tests.work import lines_run
 
+WRITTEN = Path(__file__).with_name("written")
+
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [format_rows.whole(read.row) for read in Rows(path)]
@@ -111,6 +113,26 @@ def test_prompts_that_count_as_version_minus_one_are_no_change_of_the_weights(tm
             changed(file, number, lambda record: record.update(head_version=-1))
     assert not any("while the weights changed" in note for note in read_samples(folder).notes)
     assert [row["versions"] for row in rows(folder)] == [[None, 100]] * 4
+
+
+def test_files_of_trls_and_verifiers_own_writers_are_read_whole() -> None:
+    trl = rows(WRITTEN / "completions" / "completions_00100.parquet")
+    assert [(row["prompt"][0]["content"], row["completion"][0]["content"]) for row in trl] == [
+        (prompt, text) for prompt, text, _ in SAMPLES
+    ]
+    assert [(row["rewards"]["right"], row["advantage"], row["step"]) for row in trl] == [
+        (1.0, 0.7, 100),
+        (0.0, -0.7, 100),
+    ] * 2
+    traces = WRITTEN / "traces.jsonl"
+    keys = ("group", "rewards", "versions", "truncated", "logprobs", "advantage", "failed")
+    assert [tuple(row.get(key) for key in keys) for row in rows(traces)] == [
+        ("g0", {"right": 1.0}, [100, 100], False, [-0.125, 0.0], [1.0, 1.0], None),
+        ("g0", {"right": 0.0}, [100, 101], True, [-0.125, -0.25], [0.0, 0.0], None),
+        ("g1", {"right": 1.0}, [100, 100], False, [-0.125, -0.5], [-1.0, -1.0], None),
+        ("g1", None, [100, 101], False, None, None, "failed with SandboxError"),
+    ]
+    assert said(read_samples(traces)) == [[20, 21]] * 3
 
 
 def archived(path: Path) -> Path:
