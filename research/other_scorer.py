@@ -6,8 +6,7 @@ python -m research.other_scorer [--quick] [--json] [--write]
 
 `--run` scores each cell with the model in the folder DIR and adds it to research/results/other_scorer.parquet; commit
 it. About half a minute a cell on two cores; the same command goes on after an end. `--write` writes
-docs/research/other-scorer.md. Everything here was fixed before the first cell was scored. If the bound ranks policies,
-`squelch score --scorer` prints it too (`RANKS` in squelch/kit/commands/score_evidence.py).
+docs/research/other-scorer.md. Everything here was fixed before the first cell was scored.
 
     cells       the policies of research/results/real_model.parquet that were trained on Countdown from
                 SmolLM2-135M-Instruct, healthy ones and ones that an entropy bonus ruined, each at its first and at its

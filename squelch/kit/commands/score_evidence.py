@@ -21,9 +21,6 @@ OF_THE_POLICY = {
     **{"half_width": "--half-width", "links": "--no-links", "turns": "--turns all"},
 }
 """Flags, by argument, that have no meaning with another model than the policy."""
-RANKS = False
-"""Whether it is shown that the bound ranks policies (`python -m research.other_scorer`); else only retrieval is
-printed."""
 SCORER_HELP = (
     "folder of another model, for a policy whose weights nobody has: says whether the reasonings depend on their "
     "prompts as far as this model shows, and names no regime"
@@ -57,7 +54,7 @@ def say_evidence(engine: CrossScorer, found: Reasonings, notes: Sequence[str], a
 
 
 def evidence_json(found: EvidenceResult) -> dict[str, Any]:
-    """The output of `--json`."""
+    """The output of `--json`; `bound` is null where it is unknown."""
     shown = found.evidence
     return {
         "num_prompts": shown.num_prompts,
@@ -67,16 +64,13 @@ def evidence_json(found: EvidenceResult) -> dict[str, Any]:
         "retrieval_accuracy": shown.retrieval_accuracy,
         "retrieval_chance": shown.retrieval_chance,
         "null": {"retrieval_accuracy": asdict(shown.null)},
-        **({"bound": _bound_json(shown.bound)} if RANKS else {}),
+        "bound": None if shown.bound is None else _bound_json(shown.bound),
         "verdict": found.verdict,
         "questions": list(found.questions),
     }
 
 
-def _bound_json(bound: Bound | None) -> dict[str, Any] | None:
-    """The bound for `--json`; None where it is unknown."""
-    if bound is None:
-        return None
+def _bound_json(bound: Bound) -> dict[str, Any]:
     interval = [bound.interval.low, bound.interval.high]
     facts = {"ceiling": bound.ceiling, "scale": bound.scale, "prompts": len(bound.prompts)}
     return {"nats": bound.value, "interval_95": interval, **facts}
@@ -93,7 +87,7 @@ def evidence_text(found: EvidenceResult, notes: Sequence[str] = ()) -> list[str]
         *((f"left out: {reason}", str(count), "", "", "") for reason, count in shown.excluded.items()),
         ("retrieval accuracy", f"{shown.retrieval_accuracy:.4f}", "", f"chance {shown.retrieval_chance:.4f}", null),
     ]
-    if RANKS and bound is not None:
+    if bound is not None:
         interval = f"[{bound.interval.low:.4f}, {bound.interval.high:.4f}]"
         meaning = f"nats per reasoning, ceiling {bound.ceiling:.4f}"
         scale = f"on {len(bound.prompts)} prompts; scale {bound.scale:.4g}, of the others"

@@ -14,7 +14,6 @@ from squelch.cluster.cli import main
 from squelch.kit.api.completions import SUMMARY
 from squelch.kit.api.evidence import EvidenceResult
 from squelch.kit.api.samples import Reasonings
-from squelch.kit.commands import score_evidence
 from squelch.kit.commands.score_evidence import evidence_json, evidence_text
 from squelch.kit.diagnosis.evidence import DEPENDS, NOT_SHOWN, evidence_of
 from squelch.kit.diagnosis.proxies import usable
@@ -25,10 +24,9 @@ __all__ = ["rows", "stranger", "words"]  # fixtures
 
 
 def test_another_model_gives_retrieval_and_questions_and_no_regime(tiny_policy, rows, tmp_path, capsys) -> None:
-    """And no bound, as long as it is not shown that the bound ranks policies."""
     file, by = jsonl(tmp_path / "r.jsonl", rows), ("--scorer", str(tiny_policy))
     found = output(capsys, "score", file, *by)
-    assert found["verdict"] in (DEPENDS, NOT_SHOWN) and not {"regime", "mi_est", "templates", "bound"} & found.keys()
+    assert found["verdict"] in (DEPENDS, NOT_SHOWN) and not {"regime", "mi_est", "templates"} & found.keys()
     assert (found["num_prompts"], found["num_samples"], found["retrieval_chance"]) == (7, 21, 1 / 7)
     assert any("whatever its reward" in each and "Reasonings of a prompt: 3" in each for each in found["questions"])
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
@@ -53,19 +51,16 @@ def test_another_model_gives_retrieval_and_questions_and_no_regime(tiny_policy, 
     )
 
 
-def test_the_bound_is_printed_once_it_is_shown_to_rank_policies(monkeypatch) -> None:
+def test_the_bound_is_printed_from_eight_prompts_on() -> None:
     matrix, own = 3.0 * np.eye(16) + np.random.default_rng(0).normal(size=(16, 16)), np.arange(16)
     samples = Reasonings([own] * 16, [own] * 16, ["z"] * 16, own, own)
     shown = EvidenceResult(matrix, samples, evidence_of(usable(matrix, np.ones(16), own)), ("Is it?",), ())
-    bound = shown.evidence.bound
-    assert bound is not None and f"{bound.value:.4f}" not in "\n".join(evidence_text(shown))
-    assert "bound" not in evidence_json(shown)
-    monkeypatch.setattr(score_evidence, "RANKS", True)
-    assert f"{bound.value:.4f}" in "\n".join(evidence_text(shown))
-    printed = evidence_json(shown)["bound"]
+    bound, printed = shown.evidence.bound, evidence_json(shown)["bound"]
+    assert bound is not None and f"{bound.value:.4f}" in "\n".join(evidence_text(shown))
     assert (printed["nats"], printed["prompts"]) == (bound.value, 8)
-    few = evidence_of(usable(matrix[:4, :4], np.ones(4), np.arange(4)))
-    assert few.bound is None and evidence_json(replace(shown, evidence=few))["bound"] is None
+    few = replace(shown, evidence=evidence_of(usable(matrix[:7, :7], np.ones(7), np.arange(7))))
+    assert few.evidence.bound is None and evidence_json(few)["bound"] is None
+    assert "MI, at least" not in "\n".join(evidence_text(few))
 
 
 def test_a_model_that_does_not_read_the_prompts_shows_nothing(tiny_policy, rows, tmp_path, capsys) -> None:
