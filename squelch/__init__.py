@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from squelch.kit.api.evidence import EvidenceResult
     from squelch.kit.api.filtering import FilterResult, filter
     from squelch.kit.api.information import MIResult, mi
     from squelch.kit.api.monitor import Monitor
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from squelch.kit.diagnosis.proxies import EmaState
 
 __version__ = "0.1.0"
-__all__ = ["EmaState", "FilterResult", "MIResult", "Monitor", "ScoreResult", "filter", "mi", "score"]
+__all__ = ["EmaState", "EvidenceResult", "FilterResult", "MIResult", "Monitor", "ScoreResult", "filter", "mi", "score"]
 
 _MODULES = {
     "EmaState": "squelch.kit.diagnosis.proxies",
+    "EvidenceResult": "squelch.kit.api.evidence",
     "FilterResult": "squelch.kit.api.filtering",
     "MIResult": "squelch.kit.api.information",
     "Monitor": "squelch.kit.api.monitor",

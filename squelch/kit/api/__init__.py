@@ -3,6 +3,7 @@
     filtering     `squelch.filter`: which groups carry a signal, from rewards
     information   `squelch.mi`: how much the reasoning depends on its input, from a score matrix
     scoring       `squelch.score`: the same from a live model, prompts and completions
+    evidence      `squelch.score(..., scorer=True)`: from a model that did not sample the completions
     monitor       `squelch.Monitor`: `score` over the steps of a run, with averages, regimes and alarms
     samples       prompts and completions, as text, messages or ids, converted to X, Z and the answer
     answers       whether answers follow from their reasonings

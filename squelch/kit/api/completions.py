@@ -17,6 +17,7 @@ from squelch.kit.text.tags import ANSWER_CLOSE
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"
+SUMMARY = "a summary of the reasoning, not the reasoning"
 CALLS_ONLY = "calls of tools without reasoning"
 NO_TOKENS = "words that the tokenizer has no tokens for"
 

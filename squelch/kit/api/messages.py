@@ -32,6 +32,9 @@ CALL_BLOCKS = ("tool_use", "tool_call", "function_call")
 """The types of a content's blocks."""
 PICTURE_BLOCKS, VIDEO_BLOCKS = ("image", "image_url", "input_image"), ("video", "video_url", "input_video")
 """Those that show something."""
+SUMMARY_BLOCKS = ("summary_text", "redacted_thinking", "reasoning.summary", "reasoning.encrypted")
+SUMMARY_FIELDS = ("summary", "redacted", "encrypted_content")
+"""Of blocks of a closed API, which returned another text than was sampled."""
 HELD_FIELDS = ("content", *REASONING_FIELDS)
 BATCH_CHARACTERS, BATCH_SIZE = 2**22, 256
 """Bounds of the messages, and of the conversations, that are rendered in one process."""
@@ -242,6 +245,17 @@ def spoken(message: Mapping[str, Any]) -> Spoken:
     reasoning = next((one[key] for one, key in places if one.get(key)), "")
     calls = bool(message.get("tool_calls")) or any(block["type"] in CALL_BLOCKS for block in blocks)
     return Spoken(shown.get("content") or "", reasoning, calls)
+
+
+def is_summarised(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant shows a summary of its reasoning, or hides it, as closed APIs do."""
+    parts = (message.get("content"), message.get("reasoning_details"))
+    blocks = [one for part in parts if isinstance(part, list) for one in part if isinstance(one, dict)]
+    return any(
+        one.get("type") in SUMMARY_BLOCKS
+        or (one.get("type") in REASONING_BLOCKS and any(one.get(key) for key in SUMMARY_FIELDS))
+        for one in blocks
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -228,3 +228,22 @@ def at_most(found: Reasonings, max_prompts: int | None, seed: int) -> Reasonings
         return found
     chosen = np.random.default_rng(seed).permutation(len(found.prompts))[:max_prompts]
     return found.subset(np.isin(found.source, chosen), NOT_DRAWN)
+
+
+def notes_on(found: Reasonings, shown: int = 6, first_only: bool = False) -> Iterator[str]:
+    """What to know about the samples. `first_only`: later turns cannot be samples either."""
+    if control := found.control_tokens:
+        named = ", ".join(f"{name} {count}" for name, count in control.most_common(shown))
+        more = f", and {len(control) - shown} others" if len(control) > shown else ""
+        yield f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"
+    total, later, silent = (found.turns[key] for key in ("total", "later", "answer nothing"))
+    if later:
+        every = "" if first_only else "; turns=all scores each under its own prompt"
+        yield (
+            f"{later} of {total} turns ({later / total:.0%}) are left out: of a rollout the first is scored, of a "
+            f"conversation the last{every}"
+        )
+    if silent:
+        yield f"{silent} turns call tools and answer nothing; calls of tools are no answers"
+    if len(found.ids) == len(found.prompts):
+        yield "each prompt has one reasoning: the variety within a prompt is not known, and intervals are wide"

@@ -7,18 +7,19 @@ rows ──inputs, samples──▶ X, Z, A ──CrossScorer──▶ matrix �
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from squelch.kit.api.answers import Answers, read_answers, regime_of
 from squelch.kit.api.completions import UNCLOSED, Markers
+from squelch.kit.api.evidence import EvidenceResult, evidenced
 from squelch.kit.api.information import MIResult, measured
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.modality import by_modality
-from squelch.kit.api.samples import Reasonings, at_most, within_context
+from squelch.kit.api.samples import Reasonings, at_most, notes_on, within_context
 from squelch.kit.api.turns import Turns
 from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
 from squelch.kit.diagnosis.regime import decided_by
@@ -79,6 +80,25 @@ class ScoreResult:
         return MIResult(self.proxies, self.uncertainty).metrics()
 
 
+@overload
+def score(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Any] | None = None,
+    *,
+    scorer: Literal[True],
+    reasonings: Sequence[Any] | None = None,
+    masks: Sequence[Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    markers: Markers | None = MARKERS,
+    max_prompts: int | None = None,
+    token_budget: int = 16384,
+    seed: int = 0,
+) -> EvidenceResult: ...
+
+
+@overload
 def score(
     model: Any,
     tokenizer: Any,
@@ -98,7 +118,31 @@ def score(
     token_budget: int = 16384,
     seed: int = 0,
     force: bool = False,
-) -> ScoreResult:
+    scorer: Literal[False] = False,
+) -> ScoreResult: ...
+
+
+def score(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Any] | None = None,
+    *,
+    reasonings: Sequence[Any] | None = None,
+    answers: Sequence[Any] | None = None,
+    masks: Sequence[Any] | None = None,
+    turns: Turns = "first",
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    markers: Markers | None = MARKERS,
+    temperature: float = 1.0,
+    compat: Compat = "paper",
+    links: bool = True,
+    max_prompts: int | None = None,
+    token_budget: int = 16384,
+    seed: int = 0,
+    force: bool = False,
+    scorer: bool = False,
+) -> ScoreResult | EvidenceResult:
     """Scores every reasoning under every prompt with a model, and the answers after the reasonings. `squelch score` is
     this function on a file. The model stays as it was (`squelch.kit.api`); the work is about num_samples * num_prompts
     forward passes of a reasoning, without gradients.
@@ -125,6 +169,10 @@ def score(
         token_budget: most tokens forwarded at once.
         seed: of the resampling and of `max_prompts`.
         force: give the result even if the model cannot have written the reasonings.
+        scorer: the model did not sample the completions, and nobody has the weights that did. The result then says
+            whether the reasonings depend on their prompts as far as this model shows (`EvidenceResult`), and asks what
+            only you can know. Give the first turns' completions and no `answers`, `temperature`, `compat`, `links` or
+            `force`, which are about the sampling model.
 
     Raises:
         ValueError: a row is malformed or longer than what the tokenizer or the model can express, fewer than two
@@ -136,6 +184,9 @@ def score(
 
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0")
+    if scorer:
+        given = {"answers": answers is not None, "temperature": temperature != 1, "compat": compat != "paper"}
+        _refuse_with_scorer(turns, {**given, "links": not links, "force": force})
     rows = rows_of(prompts, completions, reasonings, answers, masks)
     with borrowed(model) as own:
         config: Any = own.config.get_text_config()
@@ -143,7 +194,20 @@ def score(
         found = at_most(within_context(found, config.max_position_embeddings), max_prompts, seed)
         require_two_prompts(found)
         engine = CrossScorer(own, token_budget, temperature)
+        if scorer:
+            return evidenced(engine, found, seed)
         return scored(engine, found, compat=compat, links=links, seed=seed, force=force)
+
+
+def _refuse_with_scorer(turns: Turns, given: Mapping[str, bool]) -> None:
+    """Raises ValueError for later turns, and for `given` arguments that have no effect with a scorer."""
+    if turns != "first":
+        raise ValueError(
+            "`scorer` takes first turns only: the prompt of a later turn holds what the same rollout wrote, so that "
+            "the rows would not be independent"
+        )
+    if idle := [name for name, value in given.items() if value]:
+        raise ValueError(f"`{idle[0]}` is about the model that sampled the completions, and `scorer` is not that model")
 
 
 def scored(
@@ -181,7 +245,7 @@ def scored(
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
-        notes=(*found.notes, *_notes(found), *unlikely),
+        notes=(*found.notes, *notes_on(found), *unlikely),
         modality=parts,
     )
 
@@ -197,24 +261,6 @@ def require_two_prompts(found: Reasonings) -> None:
         f"{len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison needs "
         f"at least 2 prompts (intervals need 6). Excluded rows: {'. '.join([left_out + hint, *found.notes])}"
     )
-
-
-def _notes(found: Reasonings, shown: int = 6) -> Iterator[str]:
-    """What to know about the samples."""
-    if control := found.control_tokens:
-        named = ", ".join(f"{name} {count}" for name, count in control.most_common(shown))
-        more = f", and {len(control) - shown} others" if len(control) > shown else ""
-        yield f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"
-    total, later, silent = (found.turns[key] for key in ("total", "later", "answer nothing"))
-    if later:
-        yield (
-            f"{later} of {total} turns ({later / total:.0%}) are left out: of a rollout the first is scored, of a "
-            "conversation the last; turns=all scores each under its own prompt"
-        )
-    if silent:
-        yield f"{silent} turns call tools and answer nothing; calls of tools are no answers"
-    if len(found.ids) == len(found.prompts):
-        yield "each prompt has one reasoning: the variety within a prompt is not known, and intervals are wide"
 
 
 def _unlikely(found: Proxies, vocab_size: int) -> list[str]:

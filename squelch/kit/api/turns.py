@@ -22,6 +22,7 @@ from squelch.kit.api.completions import (
     CALLS_ONLY,
     EMPTY,
     NO_TOKENS,
+    SUMMARY,
     Markers,
     Spans,
     calls_tools,
@@ -32,7 +33,16 @@ from squelch.kit.api.completions import (
     split_ids,
 )
 from squelch.kit.api.encoding import RowEncoder
-from squelch.kit.api.messages import BadSample, Conversation, MessageRenderer, Messages, Spoken, plain, spoken
+from squelch.kit.api.messages import (
+    BadSample,
+    Conversation,
+    MessageRenderer,
+    Messages,
+    Spoken,
+    is_summarised,
+    plain,
+    spoken,
+)
 from squelch.kit.api.separators import Separators
 from squelch.kit.text.control_tokens import Piece, foreign_pieces
 
@@ -212,6 +222,8 @@ class TurnReader:
             self._noted["calls"] += parts.calls and asked is not None and not asked.tools
             if asked is None and place:
                 yield LATER
+            elif is_summarised(completion[place]):
+                yield SUMMARY
             elif parts.calls and not parts.reasoning and not parts.content.strip():
                 yield CALLS_ONLY
             else:

@@ -5,6 +5,7 @@
     score           the same from prompts and reasonings, which it scores
     monitor         the same for each new step of a run that another trainer writes
     score_answers   the answers of `squelch score` as JSON and as text
+    score_evidence  `squelch score --scorer`, for policies whose weights nobody has
 
 They read and print; the functions of `squelch.kit.api` compute. None of them starts Ray or vLLM.
 """

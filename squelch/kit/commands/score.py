@@ -18,6 +18,7 @@ from squelch.kit.base.disk import whole_file
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.package import require_scoring
 from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
+from squelch.kit.commands.score_evidence import OF_THE_POLICY, SCORER_HELP, refuse_with_scorer, say_evidence
 from squelch.kit.process.terminal import aligned, say, say_json
 from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
 from squelch.kit.untrusted.text import parse_json
@@ -67,9 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = SCORE_HELP, SCORE_EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
-    parser.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the policy that sampled them"
-    )
+    by = parser.add_mutually_exclusive_group(required=True)
+    by.add_argument("--model", type=Path, metavar="DIR", help="Hugging Face folder of the policy that sampled them")
+    by.add_argument("--scorer", type=Path, metavar="DIR", help=SCORER_HELP)
     parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
     parser.add_argument("--step", type=int, help="score only the rows of this step")
     parser.add_argument(
@@ -86,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
     add_scoring(parser)
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in OF_THE_POLICY})
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
@@ -141,18 +143,24 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None:
         _check_output(args.out, args.file)
+    if args.scorer is not None:
+        refuse_with_scorer(args)
+        args.model = args.scorer
     require_scoring()  # before a large file is read
     from squelch.kit.readers.score_files import notes_on_file, read_samples
 
     file = read_samples(args.file, args.step, args.format, args.pictures, args.turns)
-    found, engine = load(args, file.rows)
+    found, engine = load(args, file.rows, "--model" if args.scorer is None else "--scorer")
+    if args.scorer is not None:
+        return say_evidence(engine, found, file.notes, args)
     from squelch.kit.api.scoring import CannotHaveWritten, scored
 
     try:
         how: dict[str, Any] = {"compat": args.compat, "links": args.links, "seed": args.seed, "force": args.force}
         result = scored(engine, found, **how, modality=True)
     except CannotHaveWritten as error:
-        raise UserError(f"{args.file} under {args.model}: {error}; give its model, or --force") from error
+        instead = f"give its model; without its weights, --scorer {args.model}; or --force"
+        raise UserError(f"{args.file} under {args.model}: {error}; {instead}") from error
     result = replace(result, notes=(*result.notes, *notes_on_file(file, args.file, args.model)))
     if args.out is not None:
         write_npz(args.out, result.matrix, found, result.modality or {})
@@ -173,9 +181,11 @@ def _check_output(path: Path, read: Path) -> None:
         raise UserError(f"--out {path} is the file that is read, and would replace it; give another name")
 
 
-def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Reasonings, CrossScorer]:
+def load(
+    args: argparse.Namespace, rows: Sequence[tuple[int, Row]], flag: str = "--model"
+) -> tuple[Reasonings, CrossScorer]:
     """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded.
-    NotRead, if the model cannot be used."""
+    `flag`: the one that gave the model, as errors name it. NotRead, if the model cannot be used."""
     from squelch.kit.api.samples import at_most, within_context
     from squelch.kit.api.scoring import require_two_prompts
     from squelch.kit.models.adapter_folder import checkpoint_of
@@ -184,13 +194,13 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
     from squelch.kit.scoring.models import refuse_other_attention
 
     tools = None if args.tools is None else read_tools(args.tools)
-    with as_user_error(ValueError, OSError, about=f"--model {args.model}", into=NotRead):
+    with as_user_error(ValueError, OSError, about=f"{flag} {args.model}", into=NotRead):
         checkpoint = checkpoint_of(args.model, args.base)
         refuse_other_attention(check_model_folder(checkpoint.model))  # before rows are read and weights loaded
         # it knows defaults, and other names such as n_positions
         config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):
-            raise NotRead(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
+            raise NotRead(f"{flag} {args.model}: config.json states no max_position_embeddings, the model's context")
         markers = None if args.whole else (args.markers[0], args.markers[1])
         vision = _vision(args, checkpoint, rows)
         reader = Reader(
@@ -200,7 +210,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     with as_user_error(about=args.file):
         require_two_prompts(found)
-    with as_user_error(ValueError, OSError, about=f"--model {args.model}", into=NotRead):
+    with as_user_error(ValueError, OSError, about=f"{flag} {args.model}", into=NotRead):
         return found, _engine(args, checkpoint, vision)
 
 

@@ -128,7 +128,7 @@ def stranger(tiny_policy: Path, tmp_path: Path) -> Path:
 def test_a_model_that_cannot_have_written_the_text_is_refused_unless_forced(stranger, rows, tmp_path, capsys) -> None:
     file, model = jsonl(tmp_path / "r.jsonl", rows), ("--model", str(stranger), "--no-links")
     said = refusal(capsys, "score", file, *model)
-    assert "less likely than random tokens" in said and said.rstrip().endswith("give its model, or --force")
+    assert "less likely than random tokens" in said and said.rstrip().endswith("; or --force")
     assert "less likely than random tokens" in output(capsys, "score", file, *model, "--force")["notes"][-1]
     live = AutoModelForCausalLM.from_pretrained(stranger, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(stranger)
