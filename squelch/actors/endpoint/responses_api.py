@@ -36,6 +36,7 @@ from squelch.actors.endpoint.canonical import (
     Refused,
     Reply,
     Request,
+    Role,
     ToolUse,
     count_at,
     flag_at,
@@ -57,7 +58,7 @@ _ID = re.compile(r"(?:resp|rs|msg|fc)_([0-9a-f]{16})(?:_[0-9]+)?")
 _CALL = re.compile(r"call_([0-9a-f]{16})_[0-9]+")
 _TOKEN = re.compile(r"squelch\.([0-9a-f]{16})")
 _TEXT = ("input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REASONING, _MESSAGE, _CALLS = range(3)
 """The items of a turn, in their order."""
 _UNASKED = ("web_search", "web_search_preview", "image_generation", "tool_search")
@@ -224,7 +225,7 @@ class _Turns:
             if role == "assistant":
                 self._say(_MESSAGE, Message("assistant", content))
             else:
-                self._end(Message(role, content))  # type: ignore[arg-type]
+                self._end(Message(role, content))
         elif kind == "reasoning":
             self._say(_REASONING, Message("assistant", "", reasoning=self._reasoning(item, where)))
         elif kind == "function_call":

@@ -228,6 +228,70 @@ def test_the_clients_raise_their_own_errors_and_repeat_nothing(monkeypatch: pyte
         assert said in text
 
 
+def test_what_claude_code_sends_is_taken_and_told_where_it_changes_something() -> None:
+    keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    clear = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    common = {"model": "m", "max_tokens": 32_000, "messages": [USER], "thinking": {"type": "adaptive"}}
+
+    async def play(sampling: str):
+        async with playing(Policy("Yes."), sampling=sampling) as (_, client):
+            bodies = (
+                {"context_management": keep, "output_config": {"effort": "high"}, "metadata": {"user_id": "u"}},
+                {"context_management": clear, "output_config": {"format": {"type": "json_schema"}}, "foo": 1},
+                {"betas": ["a"], "tool_choice": {"type": "any"}, "output_config": {}},
+            )
+            headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"}
+            return [
+                await client.post("/v1/messages?beta=true", json={**common, **body}, headers=headers) for body in bodies
+            ]
+
+    told = [answer.headers.get("x-squelch-adjusted") for answer in run(play("override"))]
+    assert told == [
+        "max_tokens, output_config.effort",
+        "context_management, max_tokens, output_config.format",
+        "max_tokens, tool_choice.type",
+    ]
+    found = run(play("refuse"))
+    assert [answer.status_code for answer in found] == [200, 400, 200]
+    assert "output_config.format=" in found[1].json()["error"]["message"]
+
+
+def test_tokens_are_counted_as_they_are_fed_and_no_call_is_made() -> None:
+    tool = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
+    asked = {"model": "m", "system": "You are brief.", "tools": [tool], "thinking": {"type": "adaptive"}}
+
+    async def play():
+        async with playing(Policy(CALLING, "Yes.")) as (session, _):
+            client, messages, counted, fed = anthropic_of(session), [USER], [], []
+            for _ in range(2):
+                counted.append((await client.messages.count_tokens(messages=messages, **asked)).input_tokens)
+                answer = await client.messages.create(messages=messages, max_tokens=160, **asked)
+                fed.append(answer.usage.input_tokens)
+                results = [
+                    {"type": "tool_result", "tool_use_id": block.id, "content": "3"}
+                    for block in answer.content
+                    if block.type == "tool_use"
+                ]
+                messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+            return counted, fed, await session.end()
+
+    counted, fed, recorded = run(play())
+    assert counted == fed and counted[0] < counted[1]
+    assert recorded.causes == ("",) and len(recorded.calls) == 2 and dict(recorded.counts) == {"calls": 2}
+
+
+def test_the_model_is_there_under_any_name_for_both_packages() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (session, _):
+            ours, theirs = openai_of(session), anthropic_of(session)
+            return [
+                *[(await client.models.retrieve(name)).id for client in (ours, theirs) for name in ("gpt-4o", "a/b c")],
+                *[one.id for client in (ours, theirs) async for one in client.models.list()],
+            ]
+
+    assert run(play()) == ["gpt-4o", "a/b c", "gpt-4o", "a/b c", "policy", "policy"]
+
+
 def test_what_is_taken_otherwise_is_told_and_counted() -> None:
     async def play(sampling: str):
         async with playing(Policy("Yes."), sampling=sampling) as (session, client):
