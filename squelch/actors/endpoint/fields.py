@@ -102,14 +102,13 @@ _ENGINES: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "use_beam_search": (False,),
 }
 """Fields of open engines that clients send as extra ones."""
+_CONSTRAINTS = dict.fromkeys(
+    ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "a constrained policy's log-probabilities are not those that are trained on; check what it wrote in the agent",
+)
 
 CHAT = Fields(
     read=_names(
@@ -144,6 +143,7 @@ CHAT = Fields(
         "function_call": "it is the form before tools; send tools",
         "audio": "the policy writes text alone",
         "web_search_options": "the endpoint searches nothing; give the policy a tool",
+        **_CONSTRAINTS,
     },
     limits=("max_tokens", "max_completion_tokens"),
 )
@@ -178,6 +178,7 @@ RESPONSES = Fields(
         "background": "an answer is sent once it is sampled; leave it out",
         "conversation": "nothing is kept beyond the trajectory; send input, or previous_response_id",
         "prompt": "the endpoint keeps no prompts; send instructions and input",
+        **_CONSTRAINTS,
     },
     objects=_names("text reasoning"),
     limits=("max_output_tokens",),
@@ -215,6 +216,7 @@ MESSAGES = Fields(
     refused={
         "container": "the endpoint runs nothing; give the policy a tool",
         "mcp_servers": "the endpoint calls nobody; give the policy a tool",
+        **_CONSTRAINTS,
     },
     objects=_names("output_config tool_choice"),
 )

@@ -134,8 +134,8 @@ def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise Refused(
             400,
             "unsupported_tool",
-            f"{where} of type {brief(one['type'])} would be run by the server, which runs nothing; give the policy a "
-            "tool that the agent runs",
+            f"{where} of type {brief(one['type'])} would be run by the server, which runs nothing; leave it out "
+            "(Claude Code: --disallowedTools WebSearch), or give the policy a tool that the agent runs",
             where,
         )
     schema = one.get("input_schema")

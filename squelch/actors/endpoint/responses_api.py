@@ -107,7 +107,8 @@ def _recalled(given: str, where: str, recall: Recall) -> Earlier:
         raise Refused(
             400,
             "previous_response_not_found",
-            f"{where}={brief(given)} is of no answer of this trajectory; send the items themselves",
+            f"{where}={brief(given)} is of no answer of this trajectory; send the items themselves, as clients do with "
+            "store=false",
             where,
         )
     return earlier

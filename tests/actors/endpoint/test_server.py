@@ -68,6 +68,7 @@ MALFORMED = {
     ),
     "two choices": ({"messages": [USER], "n": 2}, "n must be 1"),
     "functions": ({"messages": [USER], "functions": []}, "send tools"),
+    "a constraint": ({"messages": [USER], "guided_json": {}}, "guided_json is not supported: a constrained policy's"),
     "a built-in tool": ({"messages": [USER], "tools": [{"type": "custom"}]}, "must be of type function"),
     "a limit": ({"messages": [USER], "max_tokens": 0}, "at least 1"),
     "a limit of true": ({"messages": [USER], "max_tokens": True}, "at least 1"),
