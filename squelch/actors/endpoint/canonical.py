@@ -150,6 +150,8 @@ class Reading:
     may_override: bool = True
     """Whether fields that ask for other sampling are overridden, and not refused."""
     recall: Recall = lambda reply_id: None
+    now: int = 0
+    """Seconds since 1970, which an answer may name as its time."""
 
 
 # --- reading ---

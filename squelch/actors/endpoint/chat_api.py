@@ -7,9 +7,8 @@ against them. Beside them, an assistant's message has `reasoning_content`, as De
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.endpoint.canonical import (
@@ -61,7 +60,9 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
         adjusted=adjusted,
         unknown=unknown,
     )
-    return request, _Writer(model_at(body), flag_at(body, "stream"), flag_at(options or {}, "include_usage"), log_probs)
+    return request, _Writer(
+        model_at(body), flag_at(body, "stream"), flag_at(options or {}, "include_usage"), log_probs, reading.now
+    )
 
 
 def _message(one: Mapping[str, Any], where: str) -> Message:
@@ -118,7 +119,7 @@ class _Writer:
     is_stream: bool
     shows_usage: bool
     log_probs: bool
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
     id: str = ""
 
     def whole(self, reply: Reply) -> dict[str, Any]:

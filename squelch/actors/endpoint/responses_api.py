@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,7 +96,7 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
         unknown=unknown,
     )
     encrypted = "reasoning.encrypted_content" in include
-    return request, _Writer(body, flag_at(body, "stream"), tools.names, encrypted, log_probs)
+    return request, _Writer(body, flag_at(body, "stream"), tools.names, encrypted, log_probs, reading.now)
 
 
 def _recalled(given: str, where: str, recall: Recall) -> Earlier:
@@ -325,7 +324,7 @@ class _Writer:
     names: Mapping[str, tuple[str, str]]
     encrypted: bool
     log_probs: bool
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
     id: str = ""
     num_events: int = 0
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -219,8 +220,14 @@ class Session:
 
     def reading(self) -> Reading:
         """How the trajectory's requests are read."""
-        may_override = self.config.sampling == "override"
-        return Reading(self.config.max_messages, self.most_tokens, self.temperature, may_override, self._recall)
+        return Reading(
+            self.config.max_messages,
+            self.most_tokens,
+            self.temperature,
+            self.config.sampling == "override",
+            self._recall,
+            int(time.time()),
+        )
 
     def num_fed(self, request: Request) -> int:
         """Number of tokens that the request would be sampled from. Raises Refused as `answer`."""

@@ -92,11 +92,11 @@ def odd(body: dict[str, Any], draws: random.Random) -> bytes:
         container, key = draws.choice(places(made))
         way = draws.randrange(3)
         if way == 0 or not isinstance(container, list):
-            container[key] = draws.choice(ODD)
+            container[key] = json.loads(json.dumps(draws.choice(ODD)))
         elif way == 1:
             del container[key]
         else:
-            container.append(container[key])
+            container.append(json.loads(json.dumps(container[key])))
     return json.dumps(made).encode()
 
 
@@ -134,7 +134,8 @@ def test_odd_requests_are_answered_or_refused_and_nothing_of_them_is_a_control_t
     codes = [code for code, _ in found]
     assert set(codes) == {200, 400}, [text for code, text in found if code not in (200, 400)]
     assert alive.status_code == 200 and recorded_one.failure is None
-    assert len(recorded_one.calls) == codes.count(200) + 1
+    answers = len(recorded_one.calls) + dict(recorded_one.counts).get("retries", 0)
+    assert answers == codes.count(200) + 1
     assert not untouched.segments and not untouched.counts
     start = codec().backend.token_to_id("<|im_start|>")
     for request, prompt in placed:
