@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -244,14 +245,20 @@ def test_what_codex_sends_by_default_is_taken_and_what_changes_nothing_is_not_to
     assert other.headers["x-squelch-unknown"] == "foo"
 
 
-def test_system_items_anywhere_are_shown_where_they_stand() -> None:
+def test_system_items_anywhere_are_shown_where_they_stand_and_continue_the_segment() -> None:
+    policy = Policy("One.", "Two.", "Three.")
+
     async def play():
-        async with playing(Policy("One.", "Two.")) as (session, client):
-            first = await answered(client, [USER])
-            late = {"role": "developer", "content": "Now be long."}
-            await answered(client, [USER, *first["output"], late, OTHER])
+        async with playing(policy) as (session, client):
+            late, items = {"role": "developer", "content": "Now be long."}, [USER]
+            for follows in ([late, OTHER], [OTHER, {**late, "role": "system"}], []):
+                answer = await answered(client, items)
+                items += [*answer["output"], *follows]
             return await session.end()
 
     recorded = run(play())
-    text = shown(recorded.segments[-1].token_ids())
-    assert text.index("One.") < text.index("<|im_start|>system\nNow be long.") < text.index("And 2 + 2?")
+    assert recorded.causes == ("",) and len(recorded.calls) == 3
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+    said = re.findall(r"<\|im_start\|>\w+\n(.*?)<\|im_end\|>", shown(joint.token_ids))
+    assert said[1:] == ["One.", "Now be long.", "And 2 + 2?", "Two.", "And 2 + 2?", "Now be long.", "Three."]
