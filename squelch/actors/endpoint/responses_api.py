@@ -60,7 +60,8 @@ _TEXT = ("input_text", "output_text", "reasoning_text", "summary_text", "text", 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REASONING, _MESSAGE, _CALLS = range(3)
 """The items of a turn, in their order."""
-_UNASKED = ("web_search", "web_search_preview", "image_generation", "tool_search")
+_UNASKED = ("web_search", "image_generation", "tool_search")
+"""How the types of tools begin that clients offer unasked."""
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key")
 """Fields of a request that its answer repeats."""
 _CODES = {429: "rate_limit_exceeded"}
@@ -135,8 +136,8 @@ class _Tools:
                 name, about = (string_at(one, key, where, needed=key == "name") for key in ("name", "description"))
                 for place, function in enumerate(objects_at(one, "tools")):
                     found._add(function, f"{where}.tools[{place}]", name, about)
-            elif kind in _UNASKED:
-                found.dropped.add(f"tools.{kind}")
+            elif unasked := next((one for one in _UNASKED if str(kind).startswith(one)), ""):
+                found.dropped.add(f"tools.{unasked}")
             else:
                 found._add(one, where)
         return found
@@ -163,8 +164,8 @@ def _function_name(one: Mapping[str, Any], where: str) -> str:
     named = f"{where} ({brief(one.get('name', kind))})"
     if kind == "custom":
         why = (
-            "is a custom tool, whose input follows a grammar; constraining the policy would falsify its "
-            "log-probabilities. Offer functions alone (Codex: -c features.apply_patch_freeform=false)"
+            "is a custom tool, whose input follows a grammar, under which the policy's log-probabilities would not be "
+            "those that are trained on; offer functions alone (Codex: -c features.apply_patch_freeform=false)"
         )
     else:
         why = (

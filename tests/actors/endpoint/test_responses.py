@@ -210,7 +210,12 @@ def test_what_codex_sends_by_default_is_taken_and_what_changes_nothing_is_not_to
     """A request of Codex's shape, written by hand."""
     body = {
         "instructions": "You are an agent.",
-        "tools": [ADD, {"type": "web_search", "external_web_access": False}, {"type": "image_generation"}],
+        "tools": [
+            ADD,
+            {"type": "web_search", "external_web_access": False},
+            {"type": "web_search_preview_2025_03_11"},
+            {"type": "image_generation"},
+        ],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
         "reasoning": {"effort": "medium", "summary": "auto"},
