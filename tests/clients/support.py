@@ -164,14 +164,37 @@ def canonical(arguments: Any) -> str:
 def text_of(content: Any) -> str:
     """The text of a message's content: null, text, or blocks of text."""
     if isinstance(content, list):
-        return "\n".join(block["text"] for block in content if block["type"] == "text")
+        return "\n".join(block["text"] for block in content if block["type"].endswith("text"))
     return content or ""
 
 
 def sent(request: dict[str, Any]) -> list[Message]:
-    """A request's messages, OpenAI's or Anthropic's."""
+    """A request's messages, in any of the APIs."""
+    if "input" in request:
+        return [("system", request["instructions"], ()), *_of_items(request["input"])]
     opening = [{"role": "system", "content": request["system"]}] if request.get("system") else []
     return [part for message in (*opening, *request["messages"]) for part in _parts(message)]
+
+
+def _of_items(items: list[dict[str, Any]]) -> list[Message]:
+    """The messages of items: those of a turn are one."""
+    found, in_turn = list[Message](), False
+    for item in items:
+        kind = item.get("type", "message")
+        is_turn = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
+        if is_turn and not in_turn:
+            found.append(("assistant", "", ()))
+        if kind == "function_call":
+            role, content, calls = found[-1]
+            found[-1] = (role, content, (*calls, (item["name"], canonical(item["arguments"]))))
+        elif kind == "message" and is_turn:
+            found[-1] = ("assistant", text_of(item["content"]).strip(), ())
+        elif kind == "function_call_output":
+            found.append(("tool", item["output"].strip(), ()))
+        elif kind == "message":
+            found.append((item["role"], text_of(item["content"]).strip(), ()))
+        in_turn = is_turn
+    return found
 
 
 def _parts(message: dict[str, Any]) -> Iterator[Message]:
@@ -188,7 +211,7 @@ def _parts(message: dict[str, Any]) -> Iterator[Message]:
 
 
 def tools_of(request: dict[str, Any]) -> list[Any]:
-    """(name, schema of the arguments) of a request's tools, OpenAI's or Anthropic's."""
+    """(name, schema of the arguments) of a request's tools, in any of the APIs."""
     found = [tool.get("function", tool) for tool in request.get("tools") or []]
     return [[tool["name"], tool.get("parameters") or tool["input_schema"]] for tool in found]
 

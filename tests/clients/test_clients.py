@@ -44,9 +44,10 @@ def scripted(*texts: str) -> Sample:
     return sample
 
 
-def test_openai_plays_tools_in_one_segment() -> None:
+@pytest.mark.parametrize("program", ["openai", "responses"])
+def test_openai_plays_tools_in_one_segment(program: str) -> None:
     said = (f"First 2 + 3.\n{ADD}", SPACED, "It is 9, é 漢.", f"{ADD}\n{SPACED}", "Done.")
-    played = asyncio.run(play(codec(), "openai", len(said), scripted(*said)))
+    played = asyncio.run(play(codec(), program, len(said), scripted(*said)))
     assert_decodes(codec(), played)
     assert played.segments_of_calls == [0] * len(said), "what it sends back continues what was sampled"
 

@@ -111,7 +111,7 @@ def test_whatever_is_sampled_decodes_to_what_clients_saw_and_has_the_learners_lo
         request = GenerationRequest(f"call-{call.number}", call.prompt_ids, call.max_tokens, 1.0, call.seed, call.stop)
         return (await vllm_support.sample(engine, [request]))[request.request_id]
 
-    for program in ("openai", "anthropic", "smolagents"):
+    for program in ("openai", "responses", "anthropic", "smolagents"):
         played = loop.run(play(one, program, 4, sample))
         assert_decodes(one, played)
         calls += sum(len(reply["calls"]) for reply in played.replies)

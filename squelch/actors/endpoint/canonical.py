@@ -1,4 +1,7 @@
-"""The one form of requests and answers to which both APIs are brought, and the errors of both. Pure.
+"""The one form to which every dialect brings requests, and from which it writes answers and errors. Pure.
+
+A dialect (`dialect`) knows this form alone, and no other dialect. What is sampled for a request depends on its
+`Request` alone, so the same conversation has the same ids in each of them.
 
 Invariants:
 
@@ -11,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -72,14 +75,15 @@ class Request:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    """As of `formats.protocol.Tools`."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    model: str = "policy"
-    stream: bool = False
-    stream_usage: bool = False
+    most_calls: int | None = None
+    """Most calls of tools that the answer may hold."""
+    num_instructions: int = 0
+    """Number of leading messages that hold for this request alone, and not for one that continues from its answer."""
     log_probs: bool = False
-    shows_reasoning: bool = True
-    """Whether the answer may hold the reasoning as a part of its own."""
+    """Whether the answer needs the text of each token."""
     adjusted: tuple[str, ...] = ()
     """Fields that are taken otherwise than asked."""
     unknown: tuple[str, ...] = ()
@@ -90,26 +94,81 @@ class Request:
         """Equal for equal tools."""
         return canonical(list(self.tools)) if self.tools else ""
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the policy was offered a tool; else a call that it writes is text."""
+        return bool(self.tools) and self.most_calls != 0
+
 
 @dataclass(frozen=True)
-class Reply:
-    """A sampled turn as a client sees it."""
+class Begun:
+    """A turn that is about to be sampled."""
 
     id: str
-    """Distinguishes it from the trajectory's others, in the alphabet of hexadecimal digits."""
+    """Distinguishes it from the trajectory's others: 16 hexadecimal digits."""
+    num_fed: int
+
+
+@dataclass(frozen=True)
+class Reply(Begun):
+    """A sampled turn as a client sees it."""
+
     content: str
     calls: tuple[ToolUse, ...]
     reasoning: str
     finish: Literal["stop", "length", "tool_calls", "stop_string"]
     stop: str
     """The stop string that ended the turn; empty if none did."""
-    num_fed: int
     num_sampled: int
+    num_reasoned: int
+    """Those of the sampled tokens that are reasoning."""
     tokens: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     """Text and log-probability (nats) of each sampled token, if they were asked for."""
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier answer of the trajectory. `messages`: those that it answers, without instructions of its request."""
+
+    messages: tuple[Message, ...]
+    said: Message
+
+
+Recall = Callable[[str], Earlier | None]
+"""The answer with an id (`Begun.id`); None if the trajectory has none."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the requests of a trajectory are read."""
+
+    most_messages: int
+    most_tokens: int
+    """Most sampled tokens of one call; a limit above it is lowered."""
+    temperature: float = 1.0
+    """That of the run's sampling."""
+    may_override: bool = True
+    """Whether fields that ask for other sampling are overridden, and not refused."""
+    recall: Recall = lambda reply_id: None
+    now: int = 0
+    """Seconds since 1970, which an answer may name as its time."""
+
+
 # --- reading ---
+
+MODEL = "policy"
+"""The one model's name in `/v1/models`; a request may give any."""
+
+
+def model_at(body: Mapping[str, Any]) -> str:
+    """The name of the model in a request, which its answer repeats."""
+    return string_at(body, "model", "", needed=False)[:256] or MODEL
+
+
+def function_tool(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as of `formats.protocol.Tools`."""
+    described = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
 def canonical(value: Any) -> str:
@@ -137,7 +196,11 @@ def tool_use(call_id: str, name: str, arguments: Any, where: str) -> ToolUse:
     raise malformed(f"{where} must be a JSON object (got {brief(arguments)})", where)
 
 
-def text_at(value: Any, where: str) -> str:
+TEXT = ("text", "refusal")
+"""The types of parts that are text."""
+
+
+def text_at(value: Any, where: str, kinds: Sequence[str] = TEXT) -> str:
     """A content: text, parts of text, or null. Refuses any other kind of part by its name."""
     if value is None:
         return ""
@@ -145,14 +208,15 @@ def text_at(value: Any, where: str) -> str:
         return value
     if not isinstance(value, list):
         raise malformed(f"{where} must be text or a list of parts (got {brief(value)})", where)
-    return "\n".join(part_text(part, f"{where}[{index}]") for index, part in enumerate(value))
+    return "\n".join(part_text(part, f"{where}[{index}]", kinds) for index, part in enumerate(value))
 
 
-def part_text(part: Any, where: str) -> str:
+def part_text(part: Any, where: str, kinds: Sequence[str] = TEXT) -> str:
     """The text of a part of a content; refuses a part that is none."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(part, dict) and kind in ("text", "refusal") and isinstance(part.get(kind), str):
-        return part[kind]
+    text = part.get("refusal" if kind == "refusal" else "text") if kind in kinds else None
+    if isinstance(text, str):
+        return text
     raise unsupported(kind, where)
 
 
@@ -216,12 +280,12 @@ def objects_at(of: Mapping[str, Any], key: str, most: int | None = None) -> list
     return value
 
 
-def require_open_end(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages of a request, of which the last must leave the word to the policy."""
+def require_open_end(messages: Sequence[Message], key: str = "messages") -> tuple[Message, ...]:
+    """The messages of a request, of which the last must leave the word to the policy. `key`: their field."""
     if not messages:
-        raise malformed("messages must hold at least one message", "messages")
+        raise malformed(f"{key} must hold at least one message", key)
     if messages[-1].role == "assistant":
         raise malformed(
-            "messages must not end with an assistant's: the policy answers, and does not continue a turn", "messages"
+            f"{key} must not end with an assistant's: the policy answers, and does not continue a turn", key
         )
     return tuple(messages)

@@ -42,13 +42,10 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.endpoint.canonical import Message, Request, ToolUse
-from squelch.actors.formats.protocol import Format
+from squelch.actors.formats.protocol import FOLLOWERS, Format
 from squelch.actors.formats.retention import CAUSE, ShownReasoning
 from squelch.actors.messages import Completion
 from squelch.actors.play.transcript import Transcript
-
-_FOLLOWERS = ("user", "tool")
-"""Roles of messages that may follow a reply (`Format.extend`)."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class Conversation:
             rest = messages[span.index + 1 :]
             if span.kept is not None and span.kept.removes(self._with_reasoning(messages)):
                 return self._of_template(request, CAUSE)
-            if self._is_spliced(rest) and (span.kept is None or all(one.role in _FOLLOWERS for one in rest)):
+            if self._is_spliced(rest) and (span.kept is None or all(map(self._follows, rest))):
                 ids, before = path.transcript.token_ids()[: span.end], path.spans[: path.spans.index(span) + 1]
                 prompt, spans = self._behind(request, ids, before)
                 if len(spans) > len(before):
@@ -213,11 +210,15 @@ class Conversation:
         known = self._known.get((message.content.strip(), message.calls), ())
         return next((one for one in reversed(known) if one.is_meant_by(message)), None)
 
+    def _follows(self, message: Message) -> bool:
+        """Whether the message may follow a reply."""
+        return message.role in FOLLOWERS or (message.role == "system" and message.role in self._format.followers)
+
     def _is_spliced(self, rest: Sequence[Message]) -> bool:
-        """Whether a reply can be followed by these messages: those of users and tools, and between them replies."""
+        """Whether a reply can be followed by these messages: those that may follow one, and between them replies."""
         follows = False
         for message in rest:
-            if message.role in _FOLLOWERS:
+            if self._follows(message):
                 follows = True
             elif not follows or message.role != "assistant" or self._reply(message) is None:
                 return False
@@ -245,7 +246,7 @@ class Conversation:
         """A whole history: rendered up to the first reply behind which it can be spliced."""
         messages, first, follows = request.messages, len(request.messages), False
         for index in range(len(messages) - 1, 0, -1):
-            if messages[index].role in _FOLLOWERS:
+            if self._follows(messages[index]):
                 follows = True
             elif not follows or messages[index - 1].role == "assistant" or self._reply(messages[index]) is None:
                 break
@@ -265,7 +266,7 @@ class Conversation:
         spans, messages = list(before), request.messages
         while (last := spans[-1]).index < len(messages) - 1:
             start = last.index + 1
-            end = next((k for k in range(start, len(messages)) if messages[k].role not in _FOLLOWERS), len(messages))
+            end = next((k for k in range(start, len(messages)) if not self._follows(messages[k])), len(messages))
             shown = _as_messages(messages[start:end], last.replied.said.calls)
             fed = self._format.extend(ids[: last.start], last.replied.ids, shown, request.tools)
             if end == len(messages):

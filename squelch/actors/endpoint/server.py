@@ -2,14 +2,18 @@
 
 | request | answer |
 |---|---|
-| `POST /v1/chat/completions` | a `ChatCompletion`, or its chunks as server-sent events |
-| `POST /v1/messages` | a `Message`, or its events |
-| `GET /v1/models`, `GET /v1/models/NAME` | the one model, `policy` |
+| `POST /v1/chat/completions`, `/v1/responses`, `/v1/messages` | a turn, whole or as events (`dialect`) |
+| `POST /v1/messages/count_tokens` | the number of tokens that the same request would be sampled from |
+| `GET /v1/models`, `GET /v1/models/NAME` | the one model, under any name |
+| `HEAD /` | nothing: that the endpoint is there, whoever asks |
 
-Each of them also under `/t/TOKEN`. An answer is sent once its turn is complete, a stream too, so that an error always
-has its status. Headers of an answer: `x-squelch-adjusted` and `x-squelch-unknown` name fields of the request that were
-taken otherwise than asked, and that are not known. Errors have the form of the API that was called, and
-`x-should-retry`, which both packages' clients obey.
+Each of them also under `/t/TOKEN`, and with a slash at its end. Headers of an answer: `x-squelch-adjusted` and
+`x-squelch-unknown` name fields of the request that were taken otherwise than asked, and that are not known. Errors have
+the form of the API that was called, and `x-should-retry`, which both packages' clients obey.
+
+An answer is sent once its turn is complete, a stream too, so that an error always has its status. Only a stream whose
+turn takes longer than `PULSE_S` is opened before, and an event each `PULSE_S` says that it lives; an error that comes
+later is an event.
 
 Invariants:
 
@@ -22,7 +26,7 @@ Invariants:
 |---|---|---|
 | a request's head | the client | `request_timeout_s` after the connection or the last answer; it is closed |
 | a request's body | the client | `request_timeout_s`; 408 |
-| an answer | `session` | the player's |
+| an answer | `session` | the player's; a stream tells its client each `PULSE_S` |
 | the client to take it | the client | `request_timeout_s`; the connection is aborted, a retry gets the answer |
 """
 
@@ -32,20 +36,21 @@ import asyncio
 import json
 import logging
 import secrets
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from squelch.actors.endpoint import anthropic_api, openai_api
+from squelch.actors.endpoint import chat_api, messages_api, responses_api
 from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, malformed
 from squelch.actors.endpoint.config import EndpointConfig
+from squelch.actors.endpoint.dialect import Dialect, Writer
+from squelch.actors.endpoint.models import model, models
 from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
 from squelch.kit.untrusted.files import Unreadable
@@ -67,19 +72,12 @@ LINGER_S, SHUTDOWN_S = 2.0, 5.0
 """Seconds in which the rest of a refused body is read; and in which requests are answered when the server ends."""
 
 
-@dataclass(frozen=True)
-class _Api:
-    """How one of the two APIs reads requests and writes answers."""
-
-    request: Callable[[Mapping[str, Any], int, float, bool], Request]
-    answer: Callable[[Reply, Request, int], dict[str, Any]]
-    events: Callable[[Reply, Request, int], Iterator[bytes]]
-    error: Callable[[Refused], dict[str, Any]]
-
-
-_OPENAI = _Api(openai_api.request, openai_api.answer, openai_api.events, openai_api.error)
-_ANTHROPIC = _Api(anthropic_api.request, anthropic_api.answer, anthropic_api.events, anthropic_api.error)
-_CALLS = {openai_api.PATH: _OPENAI, anthropic_api.PATH: _ANTHROPIC}
+PULSE_S = 5.0
+"""Seconds after which a stream is opened, and between two events of one that waits."""
+_HEADERS = {"Cache-Control": "no-store", "Server": "squelch"}
+DIALECTS = (chat_api.DIALECT, messages_api.DIALECT, responses_api.DIALECT)
+_CALLS = {one.path: one for one in DIALECTS}
+_COUNTS = {one.count_path: one for one in DIALECTS if one.count_path}
 
 
 class _Http(web.Server):
@@ -202,30 +200,25 @@ class Endpoint:
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         path, in_path = _split(request.rel_url.raw_path)
-        api = _ANTHROPIC if path.startswith(anthropic_api.PATH) else _OPENAI
+        if (request.method, path) == ("HEAD", "/"):
+            return await self._send(request, {}, 200)
+        dialect = next((one for one in DIALECTS if path.startswith(one.path)), DIALECTS[0])
         session: Session | None = None
         try:
             session = self._session(request, in_path)
             session.count_request()
-            if path not in _CALLS:
+            if path not in _CALLS and path not in _COUNTS:
                 return await self._send(request, _models(request.method, path), 200)
             if request.method != "POST":
                 raise Refused(405, "method_not_allowed", f"{path} takes POST, not {request.method}")
-            return await self._call(request, session, api, path)
-        except Refused as refused:
-            if session is not None:
-                session.counts["refused"] += 1
-            return await self._refuse(request, api, refused, session)
+            return await self._call(request, session, dialect, path in _COUNTS)
         except Exception as error:  # the boundary of one request: whatever it meets costs its own trajectory alone
-            log.exception("an agent's request could not be answered")
-            if session is not None:
-                session.fail(error)
-            unforeseen = Refused(500, "internal_error", f"{type(error).__name__}: {error}")
-            return await self._refuse(request, api, unforeseen, session)
+            return await self._refuse(request, dialect, _refusal(error, session), session)
 
     def _session(self, request: web.BaseRequest, in_path: str) -> Session:
         """The trajectory whose token the request holds."""
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        bearer = bearer if scheme.lower() == "bearer" else ""
         given = [_digest(one) for one in (in_path, request.headers.get("x-api-key"), bearer) if one]
         digest = given[0] if given else b""
         if digest in self._ended:
@@ -238,7 +231,9 @@ class Endpoint:
             raise Refused(401, "invalid_api_key", "path and headers hold the tokens of two trajectories")
         return self._sessions[digest]
 
-    async def _call(self, request: web.BaseRequest, session: Session, api: _Api, path: str) -> web.StreamResponse:
+    async def _call(
+        self, request: web.BaseRequest, session: Session, dialect: Dialect, counts: bool
+    ) -> web.StreamResponse:
         session.in_progress += 1
         try:
             if session.in_progress > self._config.max_parallel:
@@ -246,26 +241,28 @@ class Endpoint:
                 raise Refused(
                     429, "too_many_at_once", f"the trajectory makes more than {most} calls at once", retry=True
                 )
-            body = await self._body(request, session)
-            answer = self._answer(request, session, api, path, body)
-            answer.clients += [request.transport] if request.transport is not None else []
-            reply = await _outcome(answer)
+            try:
+                body = parse_object(await self._body(request, session), "the request")
+            except Unreadable as error:
+                raise malformed(str(error)) from error
+            chat, writer = dialect.read(body, session.reading())
+            if counts and dialect.count is not None:
+                return await self._send(request, dialect.count(session.num_fed(chat)), 200, _told(chat))
+            answer = self._answer(request, session, chat, dialect.path.encode() + dialect.fields.key(body))
+            client = request.transport
+            answer.clients |= {client} if client is not None else set()
+            try:
+                return await self._deliver(request, session, dialect, writer, answer, _told(chat))
+            finally:
+                answer.clients.discard(client)
         finally:
             session.in_progress -= 1
-        return await self._deliver(request, api, answer, reply)
 
-    def _answer(self, request: web.BaseRequest, session: Session, api: _Api, path: str, body: bytes) -> Answer:
-        key = sha256(path.encode() + b"\0" + body).digest()
+    def _answer(self, request: web.BaseRequest, session: Session, chat: Request, key: bytes) -> Answer:
         retries = request.headers.get("x-stainless-retry-count", "0")
         if (found := session.earlier(key, retries.isdecimal() and int(retries[:9]) > 0)) is not None:
             session.counts["retries"] += 1
             return found
-        try:
-            parsed = parse_object(body, "the request")
-        except Unreadable as error:
-            raise malformed(str(error)) from error
-        config = self._config
-        chat = api.request(parsed, config.max_messages, session.temperature, config.sampling == "override")
         return session.answer(chat, key, self._countable)
 
     def _countable(self, name: str) -> str:
@@ -304,63 +301,112 @@ class Endpoint:
 
     # --- answers ---
 
-    async def _deliver(self, request: web.BaseRequest, api: _Api, answer: Answer, reply: Reply) -> web.StreamResponse:
-        chat, now = answer.request, int(time.time())
-        headers = {
-            f"x-squelch-{name}": ", ".join(fields)
-            for name, fields in (("adjusted", chat.adjusted), ("unknown", chat.unknown))
-            if fields
-        }
-        if chat.stream:
-            body: Any = b"".join(api.events(reply, chat, now))
+    async def _deliver(
+        self,
+        request: web.BaseRequest,
+        session: Session,
+        dialect: Dialect,
+        writer: Writer,
+        answer: Answer,
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        opened = await self._opened(request, writer, answer, headers) if writer.is_stream else None
+        try:
+            reply = await _outcome(answer)
+        except Exception as error:
+            if opened is None:
+                raise
+            await self._write(request, opened, writer.failure(_refusal(error, session)), ends=True)
+            return opened
+        if not writer.is_stream:
+            response, last = _response(writer.whole(reply), 200, headers), b""
+        elif opened is None:
+            response, last = _events(headers), writer.opening(answer.begun) + writer.rest(reply)
         else:
-            body = api.answer(reply, chat, now)
-        response = await self._send(request, body, 200, headers)
-        answer.delivered = answer.delivered or response.sent
+            response, last = opened, writer.rest(reply)
+        sent = await self._write(request, response, last, ends=True)
+        comes_again = writer.is_stream and dialect.repeats_cut and reply.finish == "length"
+        answer.delivered = answer.delivered or (sent and not comes_again)
         return response
 
+    async def _opened(
+        self, request: web.BaseRequest, writer: Writer, answer: Answer, headers: Mapping[str, str]
+    ) -> web.StreamResponse | None:
+        """The stream, which is opened if its turn takes long; returns once the turn is over or the client is gone."""
+        opened: web.StreamResponse | None = None
+        while not (await asyncio.wait({answer.task}, timeout=PULSE_S))[0]:
+            if opened is None:
+                opened, data = _events(headers), writer.opening(answer.begun)
+            else:
+                data = writer.pulse()
+            if not await self._write(request, opened, data):
+                break
+        return opened
+
     async def _refuse(
-        self, request: web.BaseRequest, api: _Api, refused: Refused, session: Session | None
+        self, request: web.BaseRequest, dialect: Dialect, refused: Refused, session: Session | None
     ) -> web.StreamResponse:
         assert self._http is not None, "it listens"
         self._http.spare(request.protocol)  # else refusals that wait could keep all others out
         pause = STRANGERS_PAUSE_S if session is None else PAUSE_S * (session.counts["refused"] - 1)
         await asyncio.sleep(min(LONGEST_PAUSE_S, pause))
         headers = {"x-should-retry": "true" if refused.retry else "false"}
-        return await self._send(request, api.error(refused), refused.status, headers)
+        return await self._send(request, dialect.error(refused), refused.status, headers)
 
     async def _send(
-        self, request: web.BaseRequest, body: Any, status: int, headers: Mapping[str, str] | None = None
-    ) -> _Sent:
-        """Sends JSON, or events given as bytes, within the bound."""
-        is_stream = isinstance(body, bytes)
-        response = _Sent(
-            status=status,
-            body=body if is_stream else json.dumps(body).encode(),
-            headers={"Cache-Control": "no-store", "Server": "squelch", **(headers or {})},
-            content_type="text/event-stream" if is_stream else "application/json",
-        )
+        self, request: web.BaseRequest, value: Any, status: int, headers: Mapping[str, str] | None = None
+    ) -> web.StreamResponse:
+        """Sends JSON."""
+        response = _response(value, status, headers or {})
         if status in (408, 413, 415):
             response.force_close()
+        await self._write(request, response, ends=True)
+        return response
+
+    async def _write(
+        self, request: web.BaseRequest, response: web.StreamResponse, data: bytes = b"", ends: bool = False
+    ) -> bool:
+        """Whether the client was still there, and took it within the bound; else its connection is ended."""
         transport = request.transport
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
                 await response.prepare(request)
-                await response.write_eof()
+                await (response.write_eof(data) if ends else response.write(data))
         except TimeoutError:
             if transport is not None:
                 transport.abort()
+            return False
         except ConnectionError:
             log.debug("a client was gone before its answer")
-        else:
-            response.sent = transport is not None
-        return response
+            return False
+        return transport is not None
 
 
-class _Sent(web.Response):
-    """An answer. `sent`: whether its client was still there when it was written."""
+def _response(value: Any, status: int, headers: Mapping[str, str]) -> web.Response:
+    body = json.dumps(value).encode()
+    return web.Response(status=status, body=body, headers={**_HEADERS, **headers}, content_type="application/json")
 
-    sent = False
+
+def _events(headers: Mapping[str, str]) -> web.StreamResponse:
+    return web.StreamResponse(headers={**_HEADERS, **headers, "Content-Type": "text/event-stream"})
+
+
+def _told(chat: Request) -> dict[str, str]:
+    """The headers that name fields of a request."""
+    names = {"x-squelch-adjusted": chat.adjusted, "x-squelch-unknown": chat.unknown}
+    return {header: ", ".join(fields) for header, fields in names.items() if fields}
+
+
+def _refusal(error: Exception, session: Session | None) -> Refused:
+    """What the client is told of an error, which its trajectory takes."""
+    if isinstance(error, Refused):
+        if session is not None:
+            session.counts["refused"] += 1
+        return error
+    log.error("an agent's request could not be answered", exc_info=error)
+    if session is not None:
+        session.fail(error)
+    return Refused(500, "internal_error", f"{type(error).__name__}: {error}")
 
 
 async def _outcome(answer: Answer) -> Reply:
@@ -375,19 +421,21 @@ async def _outcome(answer: Answer) -> Reply:
 
 def _models(method: str, path: str) -> dict[str, Any]:
     if method == "GET" and path == "/v1/models":
-        return openai_api.models()
-    if method == "GET" and path == f"/v1/models/{openai_api.MODEL}":
-        return openai_api.model()
-    known = ", ".join(_CALLS)
+        return models()
+    name = path.removeprefix("/v1/models/")
+    if method == "GET" and name != path and "/" not in name:
+        return model(unquote(name)[:256])
+    known = ", ".join((*_CALLS, *_COUNTS))
     raise Refused(404, "not_found", f"{method} {path[:100]} is not there; the endpoint has {known} and /v1/models")
 
 
 def _split(path: str) -> tuple[str, str]:
-    """(path, token) of `/t/TOKEN/PATH`; the token is empty where there is none."""
+    """(path, token) of `/t/TOKEN/PATH`, without slashes at its end; the token is empty where there is none."""
+    token = ""
     if path.startswith("/t/"):
         token, _, rest = path[3:].partition("/")
-        return f"/{rest}", token
-    return path, ""
+        path = f"/{rest}"
+    return path.rstrip("/") or "/", token
 
 
 def _digest(token: str) -> bytes:

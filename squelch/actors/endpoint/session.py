@@ -2,10 +2,12 @@
 
 Invariants:
 
-- Every completion is recorded in the segment of its call, whether or not a client ever saw it. A request with the body
-  of an earlier one gets the earlier one's answer, still being sampled or not, if it says that it is a retry
+- Every completion is recorded in the segment of its call, whether or not a client ever saw it. A request that asks for
+  what an earlier one did gets the earlier one's answer, still being sampled or not, if it says that it is a retry
   (`x-stainless-retry-count` above 0), or if the client of that one is gone without it. Equal requests of clients that
   are there are calls of their own.
+- A call of a tool where none was offered is text, and so is every call under `tool_choice: none`; of several calls a
+  client that takes one gets the first. What was sampled is recorded whole.
 - What a client does next depends on what it saw alone: a reply that it never saw is in no history that it sends, and a
   further request of that history begins a segment beside it (`actors.endpoint.conversation`).
 - A client that disconnects stops no sampling: the policy said what it said, and the trajectory is judged by what became
@@ -27,13 +29,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from squelch.actors.endpoint.canonical import Message, Refused, Reply, Request, ended, malformed, tool_use
+from squelch.actors.endpoint.canonical import (
+    Begun,
+    Earlier,
+    Message,
+    Reading,
+    Refused,
+    Reply,
+    Request,
+    ended,
+    malformed,
+    tool_use,
+)
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placement
 from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
@@ -88,13 +102,12 @@ class Recorded:
 
 @dataclass
 class Answer:
-    """An answer to come. `request`: the request without its messages and tools; `delivered`: whether a client got it;
-    `clients`: the connections that wait for it."""
+    """An answer to come. `delivered`: whether a client got it; `clients`: the connections that wait for it."""
 
-    request: Request
+    begun: Begun
     task: asyncio.Task[Reply]
     delivered: bool = False
-    clients: list[asyncio.BaseTransport] = field(default_factory=list)
+    clients: set[asyncio.BaseTransport] = field(default_factory=set)
 
     @property
     def is_lost(self) -> bool:
@@ -110,6 +123,16 @@ class _Turn:
     path: Path
     turn: int
     content: str
+
+
+@dataclass(frozen=True)
+class _Replied:
+    """What was answered, and to which of the messages of its segment: [start, end)."""
+
+    path: Path
+    start: int
+    end: int
+    said: Message
 
 
 @dataclass
@@ -140,6 +163,7 @@ class Session:
         self._conversation = Conversation(self.one)
         self._answers: dict[bytes, list[Answer]] = {}
         self._turns: list[_Turn] = []
+        self._replied: dict[str, _Replied] = {}
         self._num_requests = self._num_calls = self._num_bytes = self._num_reserved = 0
         self._truncated = False
         self._failure: Failure | None = None
@@ -176,13 +200,7 @@ class Session:
         """Begins to sample a request. `countable`: the name under which an unknown field is counted. Raises Refused if
         it gets no completion."""
         self._require_room()
-        if request.max_tokens is not None and request.max_tokens > self.most_tokens:
-            request = replace(request, adjusted=tuple(sorted({*request.adjusted, "max_tokens"})))
-        try:
-            placed = self._conversation.place(request)
-        except ValueError as error:
-            what = "tools" if isinstance(error, ToolsRefused) else "messages"
-            raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
+        placed = self._placed(request)
         limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
         self._require_fitting(placed, limit)
         path = self._conversation.begin(placed)
@@ -194,11 +212,40 @@ class Session:
         self.counts.update(["calls", *(f"adjusted/{name}" for name in request.adjusted)])
         self.counts.update(f"unknown/{countable(name)}" for name in request.unknown)
         self._num_reserved += len(placed.prompt) - placed.num_kept + limit
-        form = replace(request, messages=(), tools=())  # histories of all calls would take memory of their square
-        answer = Answer(form, asyncio.create_task(self._sampled(call, placed, path)))
+        begun = Begun(f"{seed:016x}", len(placed.prompt))
+        answer = Answer(begun, asyncio.create_task(self._sampled(call, placed, path)))
         answer.task.add_done_callback(self._settle)
         self._answers.setdefault(key, []).append(answer)
         return answer
+
+    def reading(self) -> Reading:
+        """How the trajectory's requests are read."""
+        return Reading(
+            self.config.max_messages,
+            self.most_tokens,
+            self.temperature,
+            self.config.sampling == "override",
+            self._recall,
+            int(time.time()),
+        )
+
+    def num_fed(self, request: Request) -> int:
+        """Number of tokens that the request would be sampled from. Raises Refused as `answer`."""
+        self.require_open()
+        return len(self._placed(request).prompt)
+
+    def _recall(self, reply_id: str) -> Earlier | None:
+        if (found := self._replied.get(reply_id)) is None:
+            return None
+        # the segment has gone on since, but still begins with these
+        return Earlier(tuple(found.path.messages[found.start : found.end]), found.said)
+
+    def _placed(self, request: Request) -> Placement:
+        try:
+            return self._conversation.place(request)
+        except ValueError as error:
+            what = "tools" if isinstance(error, ToolsRefused) else "messages"
+            raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
 
     def require_open(self) -> None:
         """Raises Refused if the trajectory has ended."""
@@ -260,11 +307,12 @@ class Session:
 
     def _record(self, call: Call, placed: Placement, path: Path, completion: Completion) -> Reply:
         """Appends a completion to its segment; returns what its client sees."""
-        request, ids = placed.request, completion.token_ids
-        parsed = self.one.parse(ids, placed.prompt, request.tools)
-        reply = self._reply(call, request, completion, parsed)
+        request = placed.request
+        parsed = self.one.parse(completion.token_ids, placed.prompt, request.tools)
+        reply = self._reply(call, request, completion, parsed if request.may_call else _without_calls(parsed))
         said = Message("assistant", reply.content, reply.calls, reply.reasoning)
         self._conversation.answered(placed, path, completion, said, reply.stop)
+        self._replied[reply.id] = _Replied(path, request.num_instructions, len(request.messages), said)
         well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
         path.transcript.add_turn(completion, parsed.reasoning, well_formed, max(1, len(reply.calls)))
         self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
@@ -283,19 +331,20 @@ class Session:
             content = content[:start] + _before(content[start:], stop)
         calls = tuple(
             tool_use(f"call_{call.seed:016x}_{number}", one.name, one.arguments, "arguments")
-            for number, one in enumerate(() if broken else parsed.tool_calls)
+            for number, one in enumerate(() if broken else parsed.tool_calls[: request.most_calls])
         )
         finish = "length" if not closed else "tool_calls" if calls else "stop_string" if stop else "stop"
         spelled = [self.one.text([index]) for index in ids.tolist()] if request.log_probs else []
         return Reply(
             f"{call.seed:016x}",
+            len(call.prompt_ids),
             content,
             calls,
             reasoning,
             finish,
             stop,
-            len(call.prompt_ids),
             len(ids),
+            parsed.reasoning[1] - parsed.reasoning[0],
             tuple(zip(spelled, completion.log_probs.tolist(), strict=False)),
         )
 
@@ -335,6 +384,12 @@ class Session:
             turns[-1].content if turns else "",
             tuple(sorted(self.counts.items())),
         )
+
+
+def _without_calls(parsed: Parsed) -> Parsed:
+    """The same with all calls as text."""
+    calls = tuple(replace(call, error=call.error or "no tool was offered") for call in parsed.tool_calls)
+    return replace(parsed, tool_calls=calls)
 
 
 def _earliest(text: str, stops: tuple[str, ...]) -> str:

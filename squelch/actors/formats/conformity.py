@@ -73,6 +73,8 @@ def require_template(one: Format, tools: bool = False) -> None:
     begins with what the template writes for them."""
     assert isinstance(one, ModelTokens)
     fixed_ones = [*_PLAIN, *(_WITH_TOOLS if tools else ())]
+    if "system" in one.followers:
+        fixed_ones.append(_Fixed([_SYSTEM, _USER, _REPLY, _SYSTEM, _USER], reply=2))
     if not one.keeps_reasoning:
         fixed_ones += [*_SEGMENTS, *(_SEGMENTS_WITH_TOOLS if tools else ())]
     for fixed, text in _rendered(one, fixed_ones):

@@ -31,6 +31,7 @@ import numpy as np
 
 from squelch.actors.formats.families import FAMILIES
 from squelch.actors.formats.protocol import (
+    FOLLOWERS,
     Ids,
     Message,
     Parsed,
@@ -65,7 +66,7 @@ class PackagedFormat(ModelTokens):
     control tokens.
     """
 
-    whole_content = False
+    whole_content, followers = False, FOLLOWERS
 
     def __init__(self, model_dir: str | Path, name: str, keeps_reasoning: bool = True) -> None:
         super().__init__(model_dir)

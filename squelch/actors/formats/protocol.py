@@ -74,6 +74,11 @@ class Format(Protocol):
     stop_ids: tuple[int, ...]
     pad_id: int
 
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """Roles of messages that `extend` takes."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """(num_tokens,) int32: the conversation and the opening of the assistant's turn. Raises ValueError for what the
         format cannot show, ToolsRefused where the tools are at fault."""
@@ -87,8 +92,8 @@ class Format(Protocol):
         """(num_tokens,) int32: what follows a sampled turn, up to the opening of the next one. It begins with the end
         of the turn unless one of `stop_ids` was sampled.
 
-        `fed`: all ids before the turn; `messages`: of the user, or results of tools. Raises ValueError for messages
-        that cannot follow a turn.
+        `fed`: all ids before the turn; `messages`: of roles in `followers`. Raises ValueError for messages that cannot
+        follow a turn.
         """
         ...
 
@@ -122,11 +127,16 @@ class Format(Protocol):
         ...
 
 
-def require_followers(messages: Sequence[Message]) -> str:
+FOLLOWERS = ("user", "tool")
+"""Roles of messages that follow a turn in every format."""
+
+
+def require_followers(messages: Sequence[Message], followers: Sequence[str] = FOLLOWERS) -> str:
     """The roles of messages that are to follow a turn, in words. Raises ValueError if some cannot."""
     roles = [str(one["role"]) for one in messages]
-    if not roles or set(roles) - {"user", "tool"}:
-        raise ValueError(f"messages of roles {', '.join(roles) or 'none'} cannot follow a turn; user and tool can")
+    if not roles or set(roles) - set(followers):
+        can = " and ".join(followers)
+        raise ValueError(f"messages of roles {', '.join(roles) or 'none'} cannot follow a turn; {can} can")
     return ", ".join(roles)
 
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from squelch.actors.formats import hermes
-from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
+from squelch.actors.formats.protocol import FOLLOWERS, Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
 from squelch.kit.pictures.geometry import PROVEN, Vision, vision_of
 from squelch.kit.records.content import PlacedPictures, moved
@@ -179,16 +179,27 @@ class ChatCodec(ModelTokens):
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`: what the template writes behind a reply, whatever the reply was."""
         closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
-        require_followers(messages)
+        require_followers(messages, (*FOLLOWERS, "system"))
         before = _TURN[:-1]
         given, schemas = self._given([*before, *messages], tools)
         shown = [message for _, message in given[len(before) :]]
-        if require_followers(shown) == "user":
+        if [message["role"] for message in shown] == ["user"]:
             return self.next_turn(shown[0], closed, False)
         conversation = _described([message for _, message in given])
         (parts,) = self._template.parts([conversation], tools=schemas)
         ids = self._encode_parts(self._after(parts, conversation, len(before) - 1), shown, False)
         return ids[1:] if closed else ids
+
+    @cached_property
+    def followers(self) -> tuple[str, ...]:
+        """As `Format.followers`: system messages too, where the template writes them behind a turn as they stand."""
+        system, user = {"role": "system", "content": "x"}, {"role": "user", "content": "x"}
+        try:
+            for messages in ([system, user], [user, system]):
+                self.extend((), self.stop_ids[:1], messages)
+        except ValueError:
+            return FOLLOWERS
+        return (*FOLLOWERS, "system")
 
     def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages, each with a text as its content. ValueError for a content that is none, and for other fields,

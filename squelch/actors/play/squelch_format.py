@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
+from squelch.actors.formats.protocol import FOLLOWERS, Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.play.codec import ChatCodec
 
 
 class SquelchFormat:
     """The turns that the codec writes for episodes (`actors.play.turn_format.SquelchTurns`); a `Format`."""
 
-    name, reasons, keeps_reasoning, whole_content = "squelch", True, True, True
+    name, reasons, keeps_reasoning, whole_content, followers = "squelch", True, True, True, FOLLOWERS
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec

@@ -5,10 +5,12 @@ from __future__ import annotations
 import anthropic
 import openai
 import pytest
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaMessageCreateParamsBase
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from squelch.actors.endpoint.fields import ANTHROPIC, OPENAI, Fields
+from squelch.actors.endpoint.fields import CHAT, MESSAGES, RESPONSES, Fields
 from squelch.actors.endpoint.server import Endpoint
 from tests.actors.endpoint.support import CALLING, CONTEXT, SYSTEM, THINKING, TOOL, USER, Policy, playing, run
 
@@ -26,12 +28,19 @@ def anthropic_of(session) -> anthropic.AsyncAnthropic:
 
 
 @pytest.mark.parametrize(
-    ("fields", "package"), [(OPENAI, CompletionCreateParamsBase), (ANTHROPIC, MessageCreateParamsBase)]
+    ("fields", "package"),
+    [
+        (CHAT, CompletionCreateParamsBase),
+        (MESSAGES, MessageCreateParamsBase),
+        (MESSAGES, BetaMessageCreateParamsBase),
+        (RESPONSES, ResponseCreateParamsBase),
+    ],
 )
 def test_every_field_of_the_packages_requests_is_known_by_name(fields: Fields, package: type) -> None:
     groups = (fields.read, fields.ignored, fields.taken_otherwise, fields.sampling, fields.refused)
     named = [name for group in groups for name in group]
-    assert set(package.__annotations__) | {"stream"} <= set(named) and len(named) == len(set(named))
+    objects = {name.partition(".")[0] for name in named}
+    assert set(package.__annotations__) | {"stream"} <= {*named, *objects, "thread"} and len(named) == len(set(named))
 
 
 def test_openais_client_plays_with_tools_and_streams() -> None:
@@ -137,25 +146,46 @@ def test_anthropics_tool_runner_sends_whole_conversations_because_threads_are_re
     assert recorded.causes == ("",) and len(recorded.calls) == 3 and dict(recorded.counts)["refused"] == 1
 
 
-def test_the_same_conversation_over_both_apis_is_the_same_ids() -> None:
+def test_the_same_conversation_over_every_api_is_the_same_ids() -> None:
     async def play(over):
-        policy = Policy("One.", "Two.")
+        policy = Policy(CALLING, THINKING, "Two.")
         async with playing(policy) as (session, _):
             await over(session)
-            return [call.prompt_ids.tolist() for call in policy.calls]
+            recorded = await session.end()
+            return [call.prompt_ids.tolist() for call in policy.calls], len(recorded.segments)
 
-    async def over_openai(session):
-        client = openai_of(session)
-        first = await client.chat.completions.create(model="m", messages=[SYSTEM, USER])
-        await client.chat.completions.create(model="m", messages=[SYSTEM, USER, first.choices[0].message, USER])
+    async def over_chat(session):
+        client, messages = openai_of(session), [SYSTEM, USER]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+            said = answer.choices[0].message
+            calls = said.tool_calls or []
+            results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in calls]
+            messages += [said, *(results or [USER])]
 
-    async def over_anthropic(session):
-        client = anthropic_of(session)
-        common = {"model": "m", "max_tokens": 64, "system": SYSTEM["content"]}
-        first = await client.messages.create(messages=[USER], **common)
-        await client.messages.create(messages=[USER, {"role": "assistant", "content": first.content}, USER], **common)
+    async def over_responses(session):
+        client, items, tools = openai_of(session), [USER], [{"type": "function", **TOOL["function"]}]
+        for _ in range(3):
+            answer = await client.responses.create(model="m", instructions=SYSTEM["content"], input=items, tools=tools)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            results = [{"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls]
+            items += [*answer.output, *(results or [USER])]
 
-    assert run(play(over_openai)) == run(play(over_anthropic))
+    async def over_messages(session):
+        client, messages = anthropic_of(session), [USER]
+        function = TOOL["function"]
+        tool = {**function, "input_schema": function["parameters"]}
+        common = {"model": "m", "max_tokens": 160, "system": SYSTEM["content"]}
+        del tool["parameters"]
+        for _ in range(3):
+            answer = await client.messages.create(messages=messages, tools=[tool], **common)
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": call.id, "content": "3"} for call in calls]
+            said = {"role": "assistant", "content": answer.content}
+            messages += [said, {"role": "user", "content": results} if results else USER]
+
+    found = [run(play(over)) for over in (over_chat, over_responses, over_messages)]
+    assert found[0] == found[1] == found[2] and found[0][1] == 1
 
 
 def test_the_clients_raise_their_own_errors_and_repeat_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +208,7 @@ def test_the_clients_raise_their_own_errors_and_repeat_nothing(monkeypatch: pyte
                 (lambda: ours.chat.completions.create(model="m", messages=[SYSTEM, USER]), None),
                 (lambda: ours.chat.completions.create(model="m", messages=[USER]), openai.RateLimitError),
                 (lambda: theirs.messages.create(model="m", max_tokens=9, messages=[]), anthropic.BadRequestError),
-                (lambda: theirs.messages.count_tokens(model="m", messages=[USER]), anthropic.NotFoundError),
+                (lambda: theirs.messages.batches.list(), anthropic.NotFoundError),
             ):
                 requests.clear()
                 if error is None:
@@ -196,6 +226,70 @@ def test_the_clients_raise_their_own_errors_and_repeat_nothing(monkeypatch: pyte
         found, ("n must be 1", "token of no trajectory", "its 1 calls", "at least one", "is not there"), strict=True
     ):
         assert said in text
+
+
+def test_what_claude_code_sends_is_taken_and_told_where_it_changes_something() -> None:
+    keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    clear = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    common = {"model": "m", "max_tokens": 32_000, "messages": [USER], "thinking": {"type": "adaptive"}}
+
+    async def play(sampling: str):
+        async with playing(Policy("Yes."), sampling=sampling) as (_, client):
+            bodies = (
+                {"context_management": keep, "output_config": {"effort": "high"}, "metadata": {"user_id": "u"}},
+                {"context_management": clear, "output_config": {"format": {"type": "json_schema"}}, "foo": 1},
+                {"betas": ["a"], "tool_choice": {"type": "any"}, "output_config": {}},
+            )
+            headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"}
+            return [
+                await client.post("/v1/messages?beta=true", json={**common, **body}, headers=headers) for body in bodies
+            ]
+
+    told = [answer.headers.get("x-squelch-adjusted") for answer in run(play("override"))]
+    assert told == [
+        "max_tokens, output_config.effort",
+        "context_management, max_tokens, output_config.format",
+        "max_tokens, tool_choice.type",
+    ]
+    found = run(play("refuse"))
+    assert [answer.status_code for answer in found] == [200, 400, 200]
+    assert "output_config.format=" in found[1].json()["error"]["message"]
+
+
+def test_tokens_are_counted_as_they_are_fed_and_no_call_is_made() -> None:
+    tool = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
+    asked = {"model": "m", "system": "You are brief.", "tools": [tool], "thinking": {"type": "adaptive"}}
+
+    async def play():
+        async with playing(Policy(CALLING, "Yes.")) as (session, _):
+            client, messages, counted, fed = anthropic_of(session), [USER], [], []
+            for _ in range(2):
+                counted.append((await client.messages.count_tokens(messages=messages, **asked)).input_tokens)
+                answer = await client.messages.create(messages=messages, max_tokens=160, **asked)
+                fed.append(answer.usage.input_tokens)
+                results = [
+                    {"type": "tool_result", "tool_use_id": block.id, "content": "3"}
+                    for block in answer.content
+                    if block.type == "tool_use"
+                ]
+                messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+            return counted, fed, await session.end()
+
+    counted, fed, recorded = run(play())
+    assert counted == fed and counted[0] < counted[1]
+    assert recorded.causes == ("",) and len(recorded.calls) == 2 and dict(recorded.counts) == {"calls": 2}
+
+
+def test_the_model_is_there_under_any_name_for_both_packages() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (session, _):
+            ours, theirs = openai_of(session), anthropic_of(session)
+            return [
+                *[(await client.models.retrieve(name)).id for client in (ours, theirs) for name in ("gpt-4o", "a/b c")],
+                *[one.id for client in (ours, theirs) async for one in client.models.list()],
+            ]
+
+    assert run(play()) == ["gpt-4o", "a/b c", "gpt-4o", "a/b c", "policy", "policy"]
 
 
 def test_what_is_taken_otherwise_is_told_and_counted() -> None:

@@ -68,6 +68,7 @@ MALFORMED = {
     ),
     "two choices": ({"messages": [USER], "n": 2}, "n must be 1"),
     "functions": ({"messages": [USER], "functions": []}, "send tools"),
+    "a constraint": ({"messages": [USER], "guided_json": {}}, "guided_json is not supported: a constrained policy's"),
     "a built-in tool": ({"messages": [USER], "tools": [{"type": "custom"}]}, "must be of type function"),
     "a limit": ({"messages": [USER], "max_tokens": 0}, "at least 1"),
     "a limit of true": ({"messages": [USER], "max_tokens": True}, "at least 1"),
@@ -92,9 +93,53 @@ OF_ANTHROPIC = {
 }
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+WHAT = {"input": "Hi"}
+OF_RESPONSES = {
+    "no input": ({}, "input must hold at least one message"),
+    "an end of its own": ({"input": [{"role": "assistant", "content": ""}]}, "must not end with an assistant"),
+    "a role": ({"input": [{"role": "tool", "content": ""}]}, "input[0].role must be system, developer, user"),
+    "an image": ({"input": [part("input_image", image_url="file:///etc/passwd")]}, "images are not supported"),
+    "a file": ({"input": [part("input_file", file_url="http://127.0.0.1:1/")]}, "'input_file' is not supported"),
+    "an item": ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "'web_search_call' is not supported"),
+    "a call that is no JSON": (
+        {"input": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": "{1"}, USER]},
+        "arguments must be a JSON object",
+    ),
+    "an output of nothing": ({"input": [{"type": "function_call_output", "output": "3"}]}, "call_id must be text"),
+    "another's answer": ({**WHAT, "previous_response_id": f"resp_{7:016x}"}, "is of no answer of this trajectory"),
+    "another's item": ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "is of no answer of this trajectory"),
+    "another's token": (
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, USER]},
+        "input[0].encrypted_content is of no answer",
+    ),
+    "a grammar": (
+        {**WHAT, "tools": [{"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]},
+        "tools[0] ('apply_patch') is a custom tool",
+    ),
+    "its switch": ({**WHAT, "tools": [{"type": "custom", "name": "p"}]}, "features.apply_patch_freeform=false"),
+    "a tool of theirs": ({**WHAT, "tools": [{"type": "mcp", "server_url": "http://x"}]}, "run by the server"),
+    "one name of two": (
+        {
+            **WHAT,
+            "tools": [
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+                {"type": "function", "name": "n__f"},
+            ],
+        },
+        "is shown as n__f, which another function is",
+    ),
+    "background": ({**WHAT, "background": True}, "background is not supported"),
+    "a conversation": ({**WHAT, "conversation": "conv_1"}, "send input, or previous_response_id"),
+    "a prompt": ({**WHAT, "prompt": {"id": "pmpt_1"}}, "send instructions and input"),
+    "a limit": ({**WHAT, "max_output_tokens": 0}, "at least 1"),
+    "include": ({**WHAT, "include": "all"}, "include must be a list"),
+}
+CASES = {"/v1/chat/completions": MALFORMED, "/v1/messages": OF_ANTHROPIC, "/v1/responses": OF_RESPONSES}
+
+
+@pytest.mark.parametrize("path", CASES)
 def test_malformed_requests_are_refused_with_the_field_at_fault(path: str) -> None:
-    cases = MALFORMED if path == "/v1/chat/completions" else OF_ANTHROPIC
+    cases = CASES[path]
 
     async def play():
         async with playing(Policy("Yes.")) as (session, client):
@@ -162,16 +207,38 @@ def test_other_addresses_and_methods_are_told_what_is_there() -> None:
                 for method, path in (
                     ("GET", "/"),
                     ("GET", "/v1/chat/completions"),
-                    ("POST", "/v1/responses"),
-                    ("POST", "/v1/messages/count_tokens"),
+                    ("POST", "/v1/embeddings"),
                     ("GET", "/v1/models"),
+                    ("GET", "/v1/models/"),
                     ("GET", "/v1/models/policy"),
+                    ("GET", "/v1/models/gpt-4o"),
                     ("GET", "/v1/models/../../etc/passwd"),
+                    ("HEAD", "/"),
                 )
             }
 
-    found = {key: answer.status_code for key, answer in run(play()).items()}
-    assert list(found.values()) == [404, 405, 404, 404, 200, 200, 404]
+    found = run(play())
+    assert [answer.status_code for answer in found.values()] == [404, 405, 404, 200, 200, 200, 200, 404, 200]
+    assert found["GET", "/v1/models/gpt-4o"].json()["id"] == "gpt-4o" and not found["HEAD", "/"].content
+    assert "/v1/responses" in found["POST", "/v1/embeddings"].json()["error"]["message"]
+
+
+def test_an_address_ends_with_a_slash_or_not_and_bearer_is_spelled_in_any_case() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (session, client):
+            found = [
+                await client.post(
+                    "/v1/chat/completions/",
+                    json={"messages": [USER]},
+                    headers={"authorization": f"{scheme} {session.token}"},
+                )
+                for scheme in ("bearer", "BEARER")
+            ]
+            async with httpx.AsyncClient(base_url=session.base_url, trust_env=False) as stranger:
+                return found, await stranger.head("/"), await stranger.get("/")
+
+    found, there, stranger = run(play())
+    assert [answer.status_code for answer in (*found, there, stranger)] == [200, 200, 200, 401]
 
 
 def test_bounds_on_bytes_and_parallel_calls_cost_the_request_alone() -> None:

@@ -115,6 +115,99 @@ def test_a_call_that_is_no_json_is_shown_as_text_and_counts_as_badly_formed() ->
     assert len(recorded.segments) == 1 and not recorded.segments[0].turns[0].format_valid
 
 
+ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+OFFERED = {
+    "/v1/chat/completions": {"messages": [USER], "tools": [TOOL]},
+    "/v1/responses": {"input": [USER], "tools": [{"type": "function", **ADD}]},
+    "/v1/messages": {
+        "max_tokens": 160,
+        "messages": [USER],
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": ADD["parameters"]}],
+    },
+}
+
+
+def said_in(path: str, answer: dict) -> tuple[str, int]:
+    """(the text, the number of calls) of an answer."""
+    if path == "/v1/chat/completions":
+        message = answer["choices"][0]["message"]
+        return message["content"], len(message.get("tool_calls", ()))
+    if path == "/v1/messages":
+        blocks = answer["content"]
+        return blocks[0]["text"], sum(block["type"] == "tool_use" for block in blocks)
+    return answer["output"][0]["content"][0]["text"], sum(item["type"] == "function_call" for item in answer["output"])
+
+
+@pytest.mark.parametrize("path", OFFERED)
+def test_calls_of_tools_that_were_not_offered_are_text(path: str) -> None:
+    none = {"type": "none"} if path == "/v1/messages" else "none"
+
+    async def play():
+        async with playing(Policy(CALLING)) as (session, client):
+            offered = OFFERED[path]
+            bodies = ({**offered, "tools": []}, {**offered, "tool_choice": none}, offered)
+            found = [await client.post(path, json=body) for body in bodies]
+            return found, await session.end()
+
+    found, recorded = run(play())
+    said = [said_in(path, answer.json()) for answer in found]
+    assert said[0] == said[1] == (CALLING, 0) and said[2] == ("I add.", 1)
+    assert not any("x-squelch-adjusted" in answer.headers for answer in found)
+    fed = [segment.token_ids()[: segment.turns[0].sample_start] for segment in recorded.segments]
+    np.testing.assert_array_equal(fed[1], fed[2])  # the tools are shown under `none`, too
+    assert all(segment.turns[0].format_valid for segment in recorded.segments)
+
+
+def test_a_reply_whose_calls_are_text_is_continued_with_the_ids_that_were_sampled() -> None:
+    policy = Policy(CALLING, THINKING)
+
+    async def play():
+        async with playing(policy) as (session, client):
+            reply = await client.said(USER)
+            await client.said(USER, reply, USER)
+            return await session.end()
+
+    recorded = run(play())
+    assert recorded.causes == ("",) and len(recorded.calls) == 2
+
+
+@pytest.mark.parametrize("path", OFFERED)
+def test_a_client_that_takes_one_call_gets_the_first_and_the_rest_stays_sampled(path: str) -> None:
+    policy = Policy(CALLING + CALLING, "It is 3.")
+    one = {"parallel_tool_calls": False}
+    if path == "/v1/messages":
+        one = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+
+    async def play():
+        async with playing(policy) as (session, client):
+            answer = await client.post(path, json={**OFFERED[path], **one})
+            return answer, await session.end()
+
+    answer, recorded = run(play())
+    assert said_in(path, answer.json()) == ("I add.", 1) and "x-squelch-adjusted" not in answer.headers
+    (segment,) = recorded.segments
+    turn = segment.turns[0]
+    np.testing.assert_array_equal(segment.token_ids()[turn.sample_start : turn.sample_end], policy.answers[0])
+    assert turn.num_actions == 1
+
+
+def test_a_result_of_the_one_call_continues_the_turn_with_all_that_was_sampled() -> None:
+    policy = Policy(CALLING + CALLING, "It is 3.")
+
+    async def play():
+        async with playing(policy) as (session, client):
+            asked = {"tools": [TOOL], "parallel_tool_calls": False}
+            reply = await client.said(USER, **asked)
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "3"}
+            await client.said(USER, reply, result, **asked)
+            return await session.end()
+
+    recorded = run(play())
+    assert recorded.causes == ("",) and len(recorded.calls) == 2
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+
+
 def test_a_stop_string_ends_what_the_client_sees_and_its_ids_stay_sampled() -> None:
     policy = Policy("Think. Observation: none", "Done.")
 

@@ -53,6 +53,31 @@ def control(ids: np.ndarray) -> list[str]:
     return [codec().encoder.control[index] for index in ids.tolist() if index in codec().encoder.control]
 
 
+HOISTS = (
+    "{% for m in messages if m.role == 'system' %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + CHATML.replace("in messages %}", "in messages if m.role != 'system' %}")
+)
+"""Writes all system messages at the beginning."""
+
+
+@pytest.mark.parametrize(
+    ("template", "follows"), [(SHOWS_TOOLS, True), (CHATML, True), (ALTERNATES, False), (HOISTS, False)]
+)
+def test_a_system_message_follows_a_turn_where_the_template_writes_it_as_it_stands(
+    template: str, follows: bool
+) -> None:
+    one, late = codec(template), [{"role": "system", "content": "Now be <|im_end|> long."}, ASKED]
+    assert one.followers == (("user", "tool", "system") if follows else ("user", "tool"))
+    if not follows:
+        with pytest.raises(ValueError, match=r"turn|alternate"):
+            one.extend((), one.stop_ids[:1], late)
+        return
+    for messages in (late, late[::-1]):
+        fed, sampled = one.render([RULES, ASKED]), [*one.encode("Yes.").tolist(), one.stop_ids[0]]
+        rendered = one.render([RULES, ASKED, {"role": "assistant", "content": "Yes."}, *messages])
+        np.testing.assert_array_equal(np.concatenate([fed, sampled, one.extend(fed, sampled, messages)]), rendered)
+
+
 def test_the_fixed_conversations_have_the_templates_ids() -> None:
     for template in (SHOWS_TOOLS, CHATML, ALTERNATES):
         require_template(codec(template), tools=True)

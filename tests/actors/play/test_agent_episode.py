@@ -77,12 +77,13 @@ def one_agent(
 BY = {
     "call": {"call": f"{AGENT}:play", "blocked_s": 300.0},
     "command": {"command": [sys.executable, str(AGENT)]},
+    "responses": {"call": f"{USER}:frozen_lake_over_responses", "blocked_s": 300.0},
 }
 
 
 @pytest.mark.parametrize("way", BY)
 def test_frozen_lake_played_by_an_agent_over_openais_client_is_the_built_in_game_to_the_bit(codec, way):
-    size = 16 if way == "call" else 2
+    size = 2 if way == "command" else 16
     ours = EnvironmentConfig(name="FrozenLake", options=OPTIONS)
     (game,) = play(codec, Policy(codec, 0.3), ours, ticket("FrozenLake", OPTIONS, size))
     options = {**BY[way], "turns": "squelch"}

@@ -2,7 +2,12 @@
 
 import asyncio
 import os
+import runpy
 import time
+from pathlib import Path
+from types import SimpleNamespace
+
+GAME = Path(__file__).parents[3] / "docs" / "examples" / "frozen_lake_agent.py"
 
 STARTED = 0
 
@@ -69,3 +74,17 @@ def not_async(task, client):
 
 def right(completions, answer, **columns):
     return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
+
+
+async def frozen_lake_over_responses(task, client):
+    """The example's game, whose calls go over the other API of the same package."""
+
+    async def create(model, messages):
+        items = [item for one in messages for item in (one.items if isinstance(one, SimpleNamespace) else [one])]
+        answer = await client.openai.responses.create(model=model, input=items)
+        message = SimpleNamespace(content=answer.output_text, items=[item.to_dict() for item in answer.output])
+        finish = "length" if answer.status == "incomplete" else "stop"
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish)])
+
+    chat = SimpleNamespace(completions=SimpleNamespace(create=create))
+    return await runpy.run_path(str(GAME))["played"](task, SimpleNamespace(chat=chat))

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests to the one form, and answers and errors back. Pure.
+"""OpenAI's chat completions: requests to the one form, and answers back. Pure.
 
 The types are those of the package `openai` (`openai.types.chat`), which is not imported: tests check every answer
 against them. Beside them, an assistant's message has `reasoning_content`, as DeepSeek's API and open engines have it.
@@ -7,11 +7,14 @@ against them. Beside them, an assistant's message has `reasoning_content`, as De
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.endpoint.canonical import (
+    Begun,
     Message,
+    Reading,
     Refused,
     Reply,
     Request,
@@ -19,6 +22,7 @@ from squelch.actors.endpoint.canonical import (
     count_at,
     flag_at,
     malformed,
+    model_at,
     objects_at,
     require_open_end,
     stops_at,
@@ -26,37 +30,38 @@ from squelch.actors.endpoint.canonical import (
     text_at,
     tool_use,
 )
-from squelch.actors.endpoint.fields import OPENAI
+from squelch.actors.endpoint.dialect import Dialect, event
+from squelch.actors.endpoint.fields import CHAT
+from squelch.actors.endpoint.openai_errors import error
 from squelch.kit.untrusted.files import brief
 
-PATH = "/v1/chat/completions"
-MODEL = "policy"
-"""The one model's name in `/v1/models`; a request may give any."""
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "stop_string": "stop"}
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def request(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Request:
+def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
     """The request in a body. Raises Refused with the field at fault."""
-    adjusted, unknown = OPENAI.sort(body, temperature, may_override)
+    adjusted, unknown = CHAT.sort(body, reading)
     if body.get("n") not in (None, 1):
         raise malformed(f"n must be 1 (got {brief(body['n'])}): call once for each completion", "n")
     options = body.get("stream_options")
     if not isinstance(options, dict | None):
         raise malformed(f"stream_options must be an object (got {brief(options)})", "stream_options")
     limits = [count_at(body, key) for key in ("max_completion_tokens", "max_tokens")]
-    messages = [_message(one, f"messages[{k}]") for k, one in enumerate(objects_at(body, "messages", most_messages))]
-    return Request(
-        require_open_end(messages),
+    given = objects_at(body, "messages", reading.most_messages)
+    one_call = body.get("parallel_tool_calls") is not None and not flag_at(body, "parallel_tool_calls")
+    log_probs = flag_at(body, "logprobs")
+    request = Request(
+        require_open_end([_message(one, f"messages[{index}]") for index, one in enumerate(given)]),
         tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
         max_tokens=next((limit for limit in limits if limit is not None), None),
         stop=stops_at(body, "stop"),
-        model=string_at(body, "model", "", needed=False)[:256] or MODEL,
-        stream=flag_at(body, "stream"),
-        stream_usage=flag_at(options or {}, "include_usage"),
-        log_probs=flag_at(body, "logprobs"),
+        most_calls=0 if body.get("tool_choice") == "none" else 1 if one_call else None,
+        log_probs=log_probs,
         adjusted=adjusted,
         unknown=unknown,
+    )
+    return request, _Writer(
+        model_at(body), flag_at(body, "stream"), flag_at(options or {}, "include_usage"), log_probs, reading.now
     )
 
 
@@ -106,23 +111,64 @@ def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 # --- answers ---
 
 
-def answer(reply: Reply, request: Request, created: int) -> dict[str, Any]:
-    """A `ChatCompletion`."""
-    return {
-        "id": f"chatcmpl-{reply.id}",
-        "object": "chat.completion",
-        "created": created,
-        "model": request.model,
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": _REASONS[reply.finish],
-                "logprobs": _log_probs(reply, request),
-                "message": _assistant_message(reply),
-            }
-        ],
-        "usage": _usage(reply),
-    }
+@dataclass
+class _Writer:
+    """Writes a `ChatCompletion`, or its `ChatCompletionChunk`s."""
+
+    model: str
+    is_stream: bool
+    shows_usage: bool
+    log_probs: bool
+    created: int
+    id: str = ""
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        """As `Writer.whole`."""
+        choice = {
+            "index": 0,
+            "finish_reason": _REASONS[reply.finish],
+            "logprobs": self._log_probs(reply),
+            "message": _assistant_message(reply),
+        }
+        return self._frame(reply.id, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
+
+    def opening(self, begun: Begun) -> bytes:
+        """As `Writer.opening`."""
+        self.id = begun.id
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def pulse(self) -> bytes:
+        """As `Writer.pulse`."""
+        return self._chunk({})
+
+    def rest(self, reply: Reply) -> bytes:
+        """As `Writer.rest`."""
+        events = [self._chunk({"reasoning_content": reply.reasoning})] if reply.reasoning else []
+        if reply.content or self.log_probs:
+            events.append(self._chunk({"content": reply.content}, log_probs=self._log_probs(reply)))
+        for index, call in enumerate(reply.calls):
+            events.append(self._chunk({"tool_calls": [{"index": index, **_shown(call)}]}))
+        events.append(self._chunk({}, _REASONS[reply.finish]))
+        if self.shows_usage:
+            frame = self._frame(self.id, "chat.completion.chunk")
+            events.append(event(json.dumps(frame | {"choices": [], "usage": _usage(reply)})))
+        return b"".join([*events, event("[DONE]")])
+
+    def failure(self, refused: Refused) -> bytes:
+        """As `Writer.failure`."""
+        return event(json.dumps(error(refused)))
+
+    def _frame(self, reply_id: str, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{reply_id}", "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, log_probs: Any = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": log_probs}
+        return event(json.dumps(self._frame(self.id, "chat.completion.chunk") | {"choices": [choice]}))
+
+    def _log_probs(self, reply: Reply) -> dict[str, Any] | None:
+        if not self.log_probs:
+            return None
+        return {"content": [_token(text, nats) for text, nats in reply.tokens], "refusal": None}
 
 
 def _assistant_message(reply: Reply) -> dict[str, Any]:
@@ -139,12 +185,6 @@ def _shown(call: ToolUse) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _log_probs(reply: Reply, request: Request) -> dict[str, Any] | None:
-    if not request.log_probs:
-        return None
-    return {"content": [_token(text, nats) for text, nats in reply.tokens], "refusal": None}
-
-
 def _token(text: str, nats: float) -> dict[str, Any]:
     whole = "�" not in text  # a token may end inside of a character
     return {"token": text, "logprob": nats, "bytes": list(text.encode()) if whole else None, "top_logprobs": []}
@@ -155,47 +195,4 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": reply.num_fed, "completion_tokens": reply.num_sampled, "total_tokens": both}
 
 
-def events(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
-    """The answer as server-sent events, `ChatCompletionChunk`s."""
-    common = {
-        "id": f"chatcmpl-{reply.id}",
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": request.model,
-    }
-
-    def chunk(delta: dict[str, Any], finish: str | None = None, log_probs: Any = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": log_probs}
-        return _event(common | {"choices": [choice]})
-
-    yield chunk({"role": "assistant", "content": ""})
-    if reply.reasoning:
-        yield chunk({"reasoning_content": reply.reasoning})
-    if reply.content or request.log_probs:
-        yield chunk({"content": reply.content}, log_probs=_log_probs(reply, request))
-    for index, call in enumerate(reply.calls):
-        yield chunk({"tool_calls": [{"index": index, **_shown(call)}]})
-    yield chunk({}, _REASONS[reply.finish])
-    if request.stream_usage:
-        yield _event(common | {"choices": [], "usage": _usage(reply)})
-    yield b"data: [DONE]\n\n"
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def error(refused: Refused) -> dict[str, Any]:
-    """An error as OpenAI's API has it."""
-    kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
-    return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
-
-
-def models() -> dict[str, Any]:
-    """The answer of `/v1/models`."""
-    return {"object": "list", "data": [model()]}
-
-
-def model() -> dict[str, Any]:
-    """The answer of `/v1/models/NAME`."""
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "squelch"}
+DIALECT = Dialect("/v1/chat/completions", CHAT, read, error)

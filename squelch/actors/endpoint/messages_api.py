@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from squelch.actors.endpoint.canonical import (
+    Begun,
     Message,
+    Reading,
     Refused,
     Reply,
     Request,
     count_at,
     flag_at,
+    function_tool,
     malformed,
+    model_at,
     objects_at,
     part_text,
     require_open_end,
@@ -29,11 +34,10 @@ from squelch.actors.endpoint.canonical import (
     tool_use,
     unsupported,
 )
-from squelch.actors.endpoint.fields import ANTHROPIC
-from squelch.actors.endpoint.openai_api import MODEL
+from squelch.actors.endpoint.dialect import Dialect, event
+from squelch.actors.endpoint.fields import MESSAGES
 from squelch.kit.untrusted.files import brief
 
-PATH = "/v1/messages"
 _NO_THREADS = "thread_unsupported_request"
 """The code of the refusal upon which the package's tool runner sends whole conversations."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_string": "stop_sequence"}
@@ -46,28 +50,34 @@ _TYPES = {
 }
 
 
-def request(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Request:
+def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
     """The request in a body. Raises Refused with the field at fault."""
     if body.get("thread") is not None:
         raise Refused(400, _NO_THREADS, "thread is not supported: send the whole conversation with each call", "thread")
-    adjusted, unknown = ANTHROPIC.sort(body, temperature, may_override)
+    adjusted, unknown = MESSAGES.sort(body, reading)
     said = [Message("system", text_at(body["system"], "system"))] if body.get("system") else []
-    for index, one in enumerate(objects_at(body, "messages", most_messages)):
+    for index, one in enumerate(objects_at(body, "messages", reading.most_messages)):
         said += _messages(one, f"messages[{index}]")
-    thinking = body.get("thinking")
-    if not isinstance(thinking, dict | None):
-        raise malformed(f"thinking must be an object (got {brief(thinking)})", "thinking")
-    return Request(
+    thinking, choice = _object_at(body, "thinking"), _object_at(body, "tool_choice")
+    one_call = flag_at(choice, "disable_parallel_tool_use")
+    request = Request(
         require_open_end(said),
         tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
         max_tokens=count_at(body, "max_tokens"),
         stop=stops_at(body, "stop_sequences"),
-        model=string_at(body, "model", "", needed=False)[:256] or MODEL,
-        stream=flag_at(body, "stream"),
-        shows_reasoning=(thinking or {}).get("type") in ("enabled", "adaptive"),
+        most_calls=0 if choice.get("type") == "none" else 1 if one_call else None,
         adjusted=adjusted,
         unknown=unknown,
     )
+    shows_reasoning = thinking.get("type") in ("enabled", "adaptive")
+    return request, _Writer(model_at(body), flag_at(body, "stream"), shows_reasoning)
+
+
+def _object_at(body: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = body.get(key)
+    if not isinstance(value, dict | None):
+        raise malformed(f"{key} must be an object (got {brief(value)})", key)
+    return value or {}
 
 
 def _messages(one: Mapping[str, Any], where: str) -> list[Message]:
@@ -120,72 +130,81 @@ def _assistants(content: Any, where: str) -> Message:
 
 
 def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A tool in the form that OpenAI's API has."""
     if one.get("type") not in (None, "custom"):
         raise Refused(
             400,
             "unsupported_tool",
-            f"{where} of type {brief(one['type'])} would be run by the server, which runs nothing; give the policy a "
-            "tool that the agent runs",
+            f"{where} of type {brief(one['type'])} would be run by the server, which runs nothing; leave it out "
+            "(Claude Code: --disallowedTools WebSearch), or give the policy a tool that the agent runs",
             where,
         )
     schema = one.get("input_schema")
     if not isinstance(schema, dict):
         raise malformed(f"{where}.input_schema must be an object (got {brief(schema)})", where)
-    described = {"description": string_at(one, "description", where)} if one.get("description") else {}
-    function = {"name": string_at(one, "name", where), **described, "parameters": schema}
-    return {"type": "function", "function": function}
+    description = string_at(one, "description", where) if one.get("description") else ""
+    return function_tool(string_at(one, "name", where), description, schema)
 
 
 # --- answers ---
 
 
-def answer(reply: Reply, request: Request, created: int) -> dict[str, Any]:
-    """A `Message`."""
-    del created  # it is no part of one
-    return {
-        **_frame(reply, request),
-        "content": _blocks(reply, request),
-        "stop_reason": _REASONS[reply.finish],
-        "stop_sequence": reply.stop or None,
-        "usage": {"input_tokens": reply.num_fed, "output_tokens": reply.num_sampled},
-    }
+@dataclass
+class _Writer:
+    """Writes a `Message`, or its `RawMessageStreamEvent`s."""
+
+    model: str
+    is_stream: bool
+    shows_reasoning: bool
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        """As `Writer.whole`."""
+        usage = {"input_tokens": reply.num_fed, "output_tokens": reply.num_sampled}
+        return {**self._frame(reply), **_end(reply), "content": self._blocks(reply), "usage": usage}
+
+    def opening(self, begun: Begun) -> bytes:
+        """As `Writer.opening`."""
+        nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": begun.num_fed, "output_tokens": 0}
+        return _event("message_start", message={**self._frame(begun), **nothing, "usage": usage})
+
+    def pulse(self) -> bytes:
+        """As `Writer.pulse`."""
+        return _event("ping")
+
+    def rest(self, reply: Reply) -> bytes:
+        """As `Writer.rest`."""
+        return b"".join(self._rest(reply))
+
+    def failure(self, refused: Refused) -> bytes:
+        """As `Writer.failure`."""
+        return event(json.dumps(error(refused)), "error")
+
+    def _frame(self, begun: Begun) -> dict[str, Any]:
+        return {"id": f"msg_{begun.id}", "type": "message", "role": "assistant", "model": self.model}
+
+    def _rest(self, reply: Reply) -> Iterator[bytes]:
+        for index, block in enumerate(self._blocks(reply)):
+            empty, deltas = _emptied(block)
+            yield _event("content_block_start", index=index, content_block=empty)
+            for delta in deltas:
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        yield _event("message_delta", delta=_end(reply), usage={"output_tokens": reply.num_sampled})
+        yield _event("message_stop")
+
+    def _blocks(self, reply: Reply) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        if reply.reasoning and self.shows_reasoning:
+            blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
+        if reply.content:
+            blocks.append({"type": "text", "text": reply.content, "citations": None})
+        for call in reply.calls:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
+        return blocks
 
 
-def _frame(reply: Reply, request: Request) -> dict[str, Any]:
-    return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": request.model}
-
-
-def _blocks(reply: Reply, request: Request) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    if reply.reasoning and request.shows_reasoning:
-        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
-    if reply.content:
-        blocks.append({"type": "text", "text": reply.content, "citations": None})
-    for call in reply.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
-    return blocks
-
-
-def events(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
-    """The answer as server-sent events, `RawMessageStreamEvent`s."""
-    del created
-    start = _frame(reply, request) | {
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": reply.num_fed, "output_tokens": 0},
-    }
-    yield _event("message_start", message=start)
-    for index, block in enumerate(_blocks(reply, request)):
-        empty, deltas = _emptied(block)
-        yield _event("content_block_start", index=index, content_block=empty)
-        for delta in deltas:
-            yield _event("content_block_delta", index=index, delta=delta)
-        yield _event("content_block_stop", index=index)
-    end = {"stop_reason": _REASONS[reply.finish], "stop_sequence": reply.stop or None}
-    yield _event("message_delta", delta=end, usage={"output_tokens": reply.num_sampled})
-    yield _event("message_stop")
+def _end(reply: Reply) -> dict[str, Any]:
+    return {"stop_reason": _REASONS[reply.finish], "stop_sequence": reply.stop or None}
 
 
 def _emptied(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -199,7 +218,7 @@ def _emptied(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+    return event(json.dumps({"type": kind, **fields}), kind)
 
 
 def error(refused: Refused) -> dict[str, Any]:
@@ -209,3 +228,11 @@ def error(refused: Refused) -> dict[str, Any]:
     if refused.code == _NO_THREADS:
         found["details"] = {"error_code": refused.code, "unsupported": [refused.param]}
     return {"type": "error", "error": found}
+
+
+def _count(num_fed: int) -> dict[str, Any]:
+    """A `MessageTokensCount`."""
+    return {"input_tokens": num_fed}
+
+
+DIALECT = Dialect("/v1/messages", MESSAGES, read, error, count_path="/v1/messages/count_tokens", count=_count)
