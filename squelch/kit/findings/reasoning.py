@@ -28,13 +28,15 @@ def derived(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     if not scope:
         return {}
     inputs = RegimeInputs.of(scope)
-    left, scored = scope.get("num_excluded", 0.0), scope.get("num_samples", math.nan)
-    total = left + scored
-    unclosed = scope.get("excluded/unclosed", 0.0)
-    mute = inputs.reasoned < REASONED_SHARE and not unclosed >= REASONED_SHARE * total
-    unscored = left / total if total > 0 else 0.0
+    scored, failed = scope.get("num_samples", math.nan), scope.get("excluded/failed", 0.0)
+    left = max(0.0, scope.get("num_excluded", 0.0) - failed)
+    total = left + (0.0 if math.isnan(scored) else scored)
+    mute = inputs.reasoned < REASONED_SHARE and not scope.get("excluded/unclosed", 0.0) >= REASONED_SHARE * max(
+        total, 1
+    )
+    unscored: float | None = left / total if total else 0.0
     if math.isnan(inputs.mi_seq_est):
-        unscored = 1.0
+        unscored = None if failed and not total else 1.0  # that trajectories failed is another finding
     return {
         MUTE: float(mute),
         UNSCORED: None if mute else unscored,
@@ -92,6 +94,7 @@ def _unscored(history: History) -> Level | None:
         "are of one prompt alone": history.now("first_turn/excluded/one_prompt"),
         "have no finite likelihood": history.now("first_turn/excluded/non_finite"),
         "are samples of other weights": history.now("first_turn/excluded/stale"),
+        "are of trajectories without a turn": history.now("first_turn/excluded/no_turn"),
     }
     known = {reason: count for reason, count in reasons.items() if count}
     most = max(known, key=lambda reason: known[reason], default=None)

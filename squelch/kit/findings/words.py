@@ -82,7 +82,8 @@ def paragraph(finding: Finding, command: str = "") -> list[str]:
     if command:
         lines.append(f"    {command}")
     basis = f"tried in {entry.tried}" if entry.tried else f"advice: {entry.source}"
-    return [*lines, f"  {basis}; {entry.page}"]
+    more = "" if basis.endswith(entry.page) else f"; {entry.page}"
+    return [*lines, f"  {basis}{more}"]
 
 
 def evidence_text(evidence: Evidence) -> str:

@@ -46,6 +46,19 @@ def test_a_level_that_swings_around_its_threshold_is_told_once() -> None:
     assert [change.kind for change in changes if change.kind == "ended"] == []
 
 
+def test_why_nothing_can_be_scored_is_the_commonest_reason_unless_failures_explain_it() -> None:
+    unscored = {"first_turn/mi_seq_est": None, "first_turn/reasoned": None, "first_turn/num_excluded": 64.0}
+    for reason, says in (("unclosed", "64 never close"), ("no_turn", "64 are of trajectories without a turn")):
+        findings = Findings()
+        findings.step(StepView(1, {**unscored, f"first_turn/excluded/{reason}": 64.0}))
+        assert [one.says for one in findings.open] == [f"100% of the reasonings cannot be scored: {says}"]
+    failing = {**unscored, "first_turn/excluded/failed": 64.0, "trajectories": 0.0, "trajectories_failed": 64.0}
+    findings = Findings()
+    for step in (1, 2):
+        findings.step(StepView(step, failing))
+    assert [one.name for one in findings.open] == ["trajectories_fail"]
+
+
 def test_a_finding_keeps_its_severity_until_it_ends() -> None:
     findings = Findings()
     follow(findings, range(1, 20), constant(learner__kl=20.0))
