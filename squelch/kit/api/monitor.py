@@ -29,10 +29,21 @@ import numpy as np
 
 from squelch.kit.api.answers import Answers, regime_of
 from squelch.kit.api.arrays import numbers
-from squelch.kit.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers
+from squelch.kit.api.completions import (
+    CALLS_ONLY,
+    EMPTY,
+    MARKERS,
+    NO_ANSWER,
+    NO_TOKENS,
+    TEXT_BEFORE,
+    UNCLOSED,
+    UNMARKED,
+    Markers,
+    where_of,
+)
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
-from squelch.kit.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
+from squelch.kit.api.scoring import ScoreResult, require_two_prompts, scored
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.kit.diagnosis.metrics import LINK_KEYS
 from squelch.kit.diagnosis.probe_alarm import ProbeAlarm
@@ -44,11 +55,13 @@ from squelch.kit.scoring.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
 from squelch.kit.scoring.probe_drawing import ProbeDraw
 from squelch.kit.scoring.probe_scoring import FixedProbe
 from squelch.kit.scoring.settings import OTHERS, REFERENCES, ProbeConfig
+from squelch.kit.text.answer_start import Reasoning
 
 if TYPE_CHECKING:
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
-REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", CALLS_ONLY: "empty", UNCLOSED: "unclosed"}
+REASONS = dict.fromkeys((EMPTY, UNMARKED, TEXT_BEFORE, CALLS_ONLY), "empty")
+REASONS |= {UNCLOSED: "unclosed", NO_ANSWER: "unclosed"}
 REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite"}
 """The metric's reason for each reason of a sample's exclusion; a completion that does not begin with its reasoning has
 none where one is expected, and words without tokens have no likelihood."""
@@ -59,7 +72,7 @@ class Monitor:
 
     Args:
         tokenizer: as of `squelch.score`; it must stay the same.
-        tools, markers, temperature, compat, links, token_budget: as of `squelch.score`.
+        tools, reasoning, markers, answer, temperature, compat, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored, at least 2; the cost grows with its square.
         ema_alpha: weight of the past in MI-ZScore-EMA, [0, 1).
         half_width: nats per token, the half width of MI-Est's interval for which `prompts_needed` is given.
@@ -74,7 +87,9 @@ class Monitor:
         tokenizer: Any,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning: Reasoning = "marked",
         markers: Markers | None = MARKERS,
+        answer: str = "",
         temperature: float = 1.0,
         compat: Compat = "paper",
         links: bool = True,
@@ -89,7 +104,8 @@ class Monitor:
         _require("token_budget", token_budget, token_budget >= 1, "1 or more")
         _require("ema_alpha", ema_alpha, 0 <= ema_alpha < 1, "in [0, 1)")
         _require("half_width", half_width, half_width > 0, "above 0")
-        self._tokenizer, self._tools, self._markers, self._temperature = tokenizer, tools, markers, temperature
+        self._tokenizer, self._tools, self._temperature = tokenizer, tools, temperature
+        self._where = where_of(reasoning, markers, answer)
         self._compat: Compat = compat
         self._links, self._max_prompts, self._token_budget = links, max_prompts, token_budget
         self._half_width, self._seed = half_width, seed
@@ -227,7 +243,7 @@ class Monitor:
         with borrowed(model) as own:
             config: Any = own.config.get_text_config()
             if self._reader is None or self._reader[0] != config.vocab_size:
-                reader = reader_of(self._tokenizer, config.vocab_size, self._markers, tools=self._tools)
+                reader = reader_of(self._tokenizer, config.vocab_size, self._where, tools=self._tools)
                 self._reader = config.vocab_size, reader
             yield CrossScorer(own, self._token_budget, self._temperature), self._reader[1]
 
@@ -248,7 +264,7 @@ class Monitor:
         links = result.answers.links if result and result.answers else None
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
         metrics["num_excluded"] = float(excluded.total())
-        return metrics | one_hot(regime_of(metrics, found.reasoned, links))
+        return metrics | one_hot(regime_of(metrics, found, links))
 
     def _watched(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Passes a step's metrics to the alarm; the alarm's metrics."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.kit.api.answers import Answers, read_answers, regime_of
-from squelch.kit.api.completions import UNCLOSED, Markers
+from squelch.kit.api.completions import MARKERS, NO_ANSWER, UNCLOSED, Markers, where_of
 from squelch.kit.api.information import MIResult, measured
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.modality import by_modality
@@ -24,12 +24,11 @@ from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
 from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
 from squelch.kit.diagnosis.uncertainty import Uncertainty
-from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.answer_start import Reasoning, ways_on
 
 if TYPE_CHECKING:
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
-MARKERS: Markers = (THINK_OPEN, THINK_CLOSE)
 UNLIKELY_NATS = 0.5
 """By how much H(Z|X) must exceed the logarithm of the vocabulary size before the model cannot have written the text. A
 model with random weights is near that logarithm, and text that is encoded again lies a little above."""
@@ -90,7 +89,9 @@ def score(
     masks: Sequence[Any] | None = None,
     turns: Turns = "first",
     tools: Sequence[Mapping[str, Any]] | None = None,
+    reasoning: Reasoning = "marked",
     markers: Markers | None = MARKERS,
+    answer: str = "",
     temperature: float = 1.0,
     compat: Compat = "paper",
     links: bool = True,
@@ -116,8 +117,12 @@ def score(
             (a tool's output). Without masks the chat template's own text says where turns end.
         turns: which turns of a completion are scored, `first` or `all`, each under all that was fed before it.
         tools: JSON schemas that the chat template shows in prompts that are messages.
+        reasoning: where it lies in completions: `marked`, between markers; `before_answer`, from the turn's begin to
+            that of its answer.
         markers: texts that open and close the reasoning; the opening may be in the prompt. None: completions consist of
             reasoning only.
+        answer: with `before_answer`: the text with which answers begin, such as `\\boxed{`, `####` or `Answer:`, or a
+            regular expression of RE2 behind `re:`. The first occurrence counts.
         temperature: of the sampling, above 0.
         compat: as of `squelch.mi`.
         links: whether the answers are scored too.
@@ -136,10 +141,10 @@ def score(
 
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0")
-    rows = rows_of(prompts, completions, reasonings, answers, masks)
+    where, rows = where_of(reasoning, markers, answer), rows_of(prompts, completions, reasonings, answers, masks)
     with borrowed(model) as own:
         config: Any = own.config.get_text_config()
-        found = reader_of(tokenizer, config.vocab_size, markers, turns, tools).read(rows)
+        found = reader_of(tokenizer, config.vocab_size, where, turns, tools).read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), max_prompts, seed)
         require_two_prompts(found)
         engine = CrossScorer(own, token_budget, temperature)
@@ -177,7 +182,7 @@ def scored(
         samples=found,
         proxies=replace(report.proxies, excluded=excluded, num_excluded=sum(excluded.values())),
         uncertainty=report.uncertainty,
-        regime=regime_of(report.metrics(), found.reasoned, *verdicts),
+        regime=regime_of(report.metrics(), found, *verdicts),
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
@@ -186,13 +191,19 @@ def scored(
     )
 
 
-def require_two_prompts(found: Reasonings) -> None:
-    """Raises ValueError with what was left out unless two prompts have a usable reasoning."""
+def require_two_prompts(found: Reasonings, setting: str = "{}={}") -> None:
+    """Raises ValueError with what was left out unless two prompts have a usable reasoning. `setting`: as of
+    `ways_on`."""
     if len(found.prompts) > 1:
         return
     left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
-    unclosed = not found.ids and found.excluded[UNCLOSED] > 0
-    hint = ". The markers say where a reasoning ends; choose those of the model's template" if unclosed else ""
+    hint = ""
+    if found.marked == 0:
+        hint = f". No turn marks a reasoning (regime unmarked): {ways_on(found.asked, setting)}"
+    elif not found.ids and found.excluded[UNCLOSED] > 0:
+        hint = ". The markers say where a reasoning ends; choose those of the model's template"
+    elif not found.ids and found.excluded[NO_ANSWER] > 0:
+        hint = ". Give as `answer` the text with which answers begin"
     raise ValueError(
         f"{len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison needs "
         f"at least 2 prompts (intervals need 6). Excluded rows: {'. '.join([left_out + hint, *found.notes])}"

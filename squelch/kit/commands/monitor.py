@@ -36,9 +36,10 @@ from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_
 from squelch.kit.base.package import installed_version, require_scoring
 from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
-from squelch.kit.commands.score import NotRead, add_scoring
+from squelch.kit.commands.score import NotRead, add_scoring, where
 from squelch.kit.process.signals import Interrupted, listening
 from squelch.kit.process.terminal import duration, say
+from squelch.kit.text.answer_start import MARKED
 from squelch.kit.untrusted.files import MIB, is_file, is_folder, read_bytes, state
 from squelch.kit.untrusted.text import parse_object
 
@@ -127,9 +128,11 @@ class Session:
 
         self.args = args
         self.path: Path = args.state or args.folder / STATE
-        markers = None if args.whole else tuple(args.markers)
+        where(args)
         self.settings = {
-            "markers": markers and list(markers),
+            "reasoning": args.reasoning,
+            "markers": list(args.markers),
+            "answer": args.answer,
             "temperature": args.temperature,
             "links": args.links,
             "max_prompts": args.max_prompts,
@@ -138,7 +141,7 @@ class Session:
         """What the averages depend on, besides the rows."""
         with as_user_error():
             self.monitor: Monitor = Monitor(
-                None, token_budget=args.token_budget, **{**self.settings, "markers": markers}
+                None, token_budget=args.token_budget, **{**self.settings, "markers": tuple(args.markers)}
             )
         self.follower = Follower(
             args.folder, args.model, args.initial, args.format, args.every, args.wait, settled=args.once
@@ -233,7 +236,9 @@ class Session:
             if not is_file(self.path):
                 return
             found = parse_object(read_bytes(self.path, MAX_STATE), str(self.path))
-        if found.get("form") != FORM or found.get("settings") != self.settings:
+        before = found.get("settings")
+        before = {"reasoning": MARKED, "answer": "", **before} if isinstance(before, dict) else before
+        if found.get("form") != FORM or before != self.settings:
             raise UserError(
                 f"{self.path} is the state of a monitor with other settings ({found.get('settings')}); give those, or "
                 "another file as --state to begin anew"

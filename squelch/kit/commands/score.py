@@ -12,19 +12,21 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from squelch.kit.base.disk import whole_file
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.package import require_scoring
 from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.kit.process.terminal import aligned, say, say_json
+from squelch.kit.text.answer_start import COMPLETION, MARKED, Reasoning
 from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
 from squelch.kit.untrusted.text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from squelch.kit.api.completions import Where
     from squelch.kit.api.samples import Reasonings, Row
     from squelch.kit.api.scoring import ScoreResult
     from squelch.kit.models.adapter_folder import Checkpoint
@@ -96,6 +98,20 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
     )
     parser.add_argument(
+        "--reasoning",
+        choices=get_args(Reasoning),
+        default=MARKED,
+        help="where the reasoning lies in a completion: marked, between markers; before_answer, from its begin to that "
+        "of the answer; completion, not known (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--answer",
+        default="",
+        metavar="TEXT",
+        help="with before_answer: what answers begin with, such as '\\boxed{', '####' or 'Answer:', or re: with an "
+        "expression of RE2",
+    )
+    parser.add_argument(
         "--markers",
         nargs=2,
         default=("<think>", "</think>"),
@@ -120,7 +136,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resize", action="store_true", help="resize pictures whose sides do not fit, as the model's processor does"
     )
-    parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
+    parser.add_argument("--whole", dest="reasoning", action="store_const", const=COMPLETION, help=argparse.SUPPRESS)
     parser.add_argument(
         "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
     )
@@ -133,11 +149,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the metrics; returns 0, or raises UserError for bad input."""
-    if not all(args.markers):
-        raise UserError(
-            "--markers: both need text; the opening may be missing from completions, and --whole is for completions "
-            "without any marker"
-        )
+    where(args)
     if args.out is not None:
         _check_output(args.out, args.file)
     require_scoring()  # before a large file is read
@@ -160,6 +172,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         say(score_text(result, args))
     return 0
+
+
+def where(args: argparse.Namespace) -> Where:
+    """Where the reasonings lie. UserError for arguments that do not fit together."""
+    from squelch.kit.api.completions import where_of
+
+    if not all(args.markers):
+        raise UserError(
+            "--markers: both need text; the opening may be missing from completions. --reasoning is for completions "
+            "without any marker"
+        )
+    with as_user_error(about="--reasoning"):
+        return where_of(args.reasoning, (args.markers[0], args.markers[1]), args.answer)
 
 
 def _check_output(path: Path, read: Path) -> None:
@@ -190,15 +215,14 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):
             raise NotRead(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
-        markers = None if args.whole else (args.markers[0], args.markers[1])
         vision = _vision(args, checkpoint, rows)
         reader = Reader(
-            args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools, vision, args.resize
+            args.file, checkpoint.tokenizer, config.vocab_size, where(args), args.turns, tools, vision, args.resize
         )
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     with as_user_error(about=args.file):
-        require_two_prompts(found)
+        require_two_prompts(found, "--{} {}")
     with as_user_error(ValueError, OSError, about=f"--model {args.model}", into=NotRead):
         return found, _engine(args, checkpoint, vision)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from squelch.kit.metrics.declared import declared
 
 SCOPES = ("first_turn", "trajectory")
-REGIMES = ("mute", "template", "blind", "unused", "private_code", "used", "unknown")
+REGIMES = ("unmarked", "mute", "template", "blind", "unused", "private_code", "used", "unknown")
 """See `kit.diagnosis.regime`."""
 EARLIER_REGIMES = {"unused": "decorative", "used": "grounded"}
 """What runs of earlier commits call them."""

@@ -1,5 +1,6 @@
 """Classifies the reasoning of one scorer step: does it exist, depend on its input, lead to the answer, and is it true?
 
+    unmarked        no turn marks a reasoning, and none of the run did: there may be one (`kit.text.answer_start`)
     mute            under half of the turns have reasoning
     template        dependence on the input (MI) is not significant against its null
     blind           MI is significant, and the reasoning depends on the prompt's text and not on its pictures
@@ -36,8 +37,9 @@ from typing import Any
 
 from squelch.kit.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
 from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.text.answer_start import ways_on
 
-MUTE, TEMPLATE, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
+UNMARKED, MUTE, TEMPLATE, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
@@ -73,6 +75,8 @@ class RegimeInputs:
     """Whether there is a judge of these turns."""
     text_alone: float = math.nan
     """1 if the reasoning depends on the text and not on the pictures, 0 if not (`modality.text_alone`)."""
+    marked: float = math.nan
+    """Share of the turns that mark a reasoning, empty or not; NaN where none is to be marked. Only 0 decides."""
 
     @classmethod
     def of(
@@ -82,11 +86,12 @@ class RegimeInputs:
         true_share: float = math.nan,
         judged: bool = False,
         text_alone: float = math.nan,
+        marked: float = math.nan,
     ) -> RegimeInputs:
         """The inputs from a scope's metrics, whose keys do not contain the scope."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
         found = [metrics.get(name, math.nan) for name in (*names, "reasoned")]
-        return cls(*found, follows=follows, true_share=true_share, judged=judged, text_alone=text_alone)
+        return cls(*found, follows=follows, true_share=true_share, judged=judged, text_alone=text_alone, marked=marked)
 
     @property
     def known(self) -> bool:
@@ -114,10 +119,15 @@ class RegimeGauge:
     untrue: float = math.nan
     """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge. A step whose
     reasonings state too little changes nothing. D is not needed: untrue reasoning is unused or a private code."""
+    marks: bool = False
+    """Whether a step had a marked reasoning: where none is left, the policy has fallen silent."""
 
     def read(self, inputs: RegimeInputs) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
         self._hold(inputs)
+        self.marks = self.marks or inputs.marked > 0
+        if inputs.marked == 0 and not self.marks:
+            return UNMARKED
         if inputs.reasoned < REASONED_SHARE:
             return MUTE
         if not inputs.known:
@@ -163,11 +173,12 @@ class RegimeGauge:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"true": list(self.true), "recent": list(self.recent)}
+        return {"true": list(self.true), "recent": list(self.recent), "marks": self.marks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the shares from a checkpoint."""
+        """Restores what `state` gave from a checkpoint, which may be one of an earlier commit."""
         self.true, self.recent = list(state["true"]), list(state["recent"])
+        self.marks = bool(state.get("marks"))
 
 
 def true_share(names: float, right: float, judged: int) -> float:
@@ -191,6 +202,8 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
     low, high = links.get("dependence_low", math.nan), links.get("dependence_high", math.nan)
     answers = f"D {value:.2f} [{low:.2f}, {high:.2f}] nats"
     part = "" if math.isnan(share) else f", {share:.0%} of the answer's surprise"
+    if regime == UNMARKED:
+        return f"no turn marks a reasoning; {ways_on()}"
     if regime == MUTE:
         return f"{inputs.reasoned:.0%} of the turns have reasoning, less than {REASONED_SHARE:.0%}"
     if regime == TEMPLATE:

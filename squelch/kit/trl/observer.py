@@ -40,12 +40,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from squelch.kit.api.completions import Markers
+from squelch.kit.api.completions import MARKERS, Markers
 from squelch.kit.api.monitor import REASONS, Monitor
-from squelch.kit.api.scoring import MARKERS
 from squelch.kit.base.disk import write_whole
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
+from squelch.kit.text.answer_start import BEFORE_ANSWER, Reasoning
 from squelch.kit.trl.exported import Endpoint
 
 PREFIX = "squelch/"
@@ -104,7 +104,7 @@ class Observer(TrainerCallback):
 
     Args:
         every: steps from one scored step to the next, at least 1; the first step is scored.
-        markers, links, token_budget: as of `squelch.score`.
+        reasoning, markers, answer, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored; the cost grows with its square.
         seed: of the resampling and of the choice of prompts.
         export: whether `/metrics` is served, by the main process.
@@ -122,7 +122,9 @@ class Observer(TrainerCallback):
         self,
         *,
         every: int = 10,
+        reasoning: Reasoning = "marked",
         markers: Markers | None = MARKERS,
+        answer: str = "",
         links: bool = True,
         max_prompts: int = 64,
         token_budget: int = 16384,
@@ -133,9 +135,11 @@ class Observer(TrainerCallback):
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}; it must be 1 or more")
-        settings = {"markers": markers, "links": links, "max_prompts": max_prompts, "token_budget": token_budget}
+        settings: dict[str, Any] = {"reasoning": reasoning, "markers": markers, "answer": answer, "links": links}
+        settings |= {"max_prompts": max_prompts, "token_budget": token_budget}
         Monitor(None, seed=seed, **settings)  # refuses a setting before a model is loaded
-        self._every, self._settings = every, {**settings, "seed": seed}
+        self._every = every
+        self._settings: dict[str, Any] = {**settings, "seed": seed}
         self._export, self._host, self._port = export, host, port
         self.rule = "none"
         """The filter of the run, as `/metrics` names it."""
@@ -208,19 +212,25 @@ class Observer(TrainerCallback):
         log(PREFIX + NOT_SCORED, float(bool(self.monitor.unscored)))
 
     def _shortage(self, unclosed: float, completions: Ids) -> Iterator[str]:
-        """Why a step has no MI, or that of few rows, and what can be done; `unclosed`: reasonings without a closing."""
+        """Why a step has no MI, or that of few rows, and what can be done; `unclosed`: reasonings without an end."""
         assert self.monitor is not None
         unscored, many = self.monitor.unscored, unclosed >= MANY * len(completions)
         cut = sum(len(ids) >= self._most_tokens for ids in completions)
         if many:
-            unclosed_text = f"{unclosed:.0f} of {len(completions)} reasonings never close"
+            before = self._settings["reasoning"] == BEFORE_ANSWER
+            what = "completions reach no answer" if before else "reasonings never close"
             if cut:
                 remedy = f"{cut} completions were cut at max_completion_length={self._most_tokens}: raise it"
+            elif before:
+                remedy = (
+                    f"give the Observer as `answer` what answers begin with, if it is not {self._settings['answer']}"
+                )
             else:
                 remedy = "give the Observer the template's markers, if they are others than </think>"
-            yield f"{unclosed_text}, so {'nothing' if unscored else 'only the rest'} can be scored. {remedy}"
+            shown = "nothing" if unscored else "only the rest"
+            yield f"{unclosed:.0f} of {len(completions)} {what}, so {shown} can be scored. {remedy}"
         elif unscored:
-            yield f"{unscored}. With markers=None the Observer scores complete completions"
+            yield unscored
 
     def say_once(self, text: str, key: str = "") -> None:
         """A line on standard error, unless one with this key, or one that differs in its numbers alone, was said."""

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from squelch.cluster.cli import main
 from squelch.kit.api import answers as answers_module
 from squelch.kit.api.answers import read_answers
-from squelch.kit.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of
+from squelch.kit.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
 from squelch.kit.api.samples import TOO_LONG, Reasonings
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.diagnosis.templates import gaps, ranked
@@ -374,7 +374,7 @@ def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
 def test_one_prompt_only_is_refused_with_what_was_left_out(tmp_path, tiny_policy, rows, capsys):
     rows = [*rows[:3], {"prompt": "x", "completion": "never closed"}]
     message = refusal(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tiny_policy))
-    assert "3 reasonings of 1 distinct prompts" in message and f"{UNCLOSED}: 1" in message
+    assert "3 reasonings of 1 distinct prompts" in message and f"{UNMARKED}: 1" in message
 
 
 def test_another_models_tokens_are_refused(tmp_path, tiny_policy, rows, capsys):
@@ -449,7 +449,7 @@ def test_a_context_that_config_json_leaves_to_its_default_is_known(tmp_path, tin
         ("<think>a</think><tool_call>c</tool_call>", ("a", None)),
         ("<think>a</think> </answer>", ("a", None)),
         ("<think>a", UNCLOSED),
-        ("a", UNCLOSED),
+        ("a", UNMARKED),
         ("</think>a", EMPTY),
         ("so <think>a</think>", TEXT_BEFORE),
     ],

@@ -215,8 +215,23 @@ def test_what_else_leaves_nothing_to_score_is_said_by_reason(
     observer, trainer = begun(Observer(export=False), model.train(), tokenizer, tmp_path), Trainer(tokenizer)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think> </think> a", "<think></think>")]
     called(observer, prompts=samples[0][:2], completion_ids=ids, log_metric=trainer.log)
-    assert "empty reasoning: 2. With markers=None" in said[0] and trainer.values("not_scored") == [1.0]
+    assert "empty reasoning: 2" in said[0] and trainer.values("not_scored") == [1.0]
     assert trainer.values("first_turn/excluded/empty") == [2.0]
+
+
+@pytest.mark.usefixtures("unsharded")
+def test_completions_that_mark_no_reasoning_are_scored_before_their_answer_once_the_observer_knows_it(
+    model: Any, tokenizer: Any, samples: Any, tmp_path: Path, said: list[str]
+) -> None:
+    bare = [text.removeprefix("<think>").replace("</think>", "") for text in samples[1]]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in bare]
+    for given, unscored in (({}, 1.0), ({"reasoning": "before_answer", "answer": "<answer>"}, 0.0)):
+        observer, trainer = Observer(export=False, **given), Trainer(tokenizer)
+        begun(observer, model.train(), tokenizer, tmp_path)
+        called(observer, prompts=samples[0], completions=bare, completion_ids=ids, log_metric=trainer.log)
+        assert trainer.values("not_scored") == [unscored]
+        assert trainer.values("first_turn/regime/unmarked") == [unscored]
+    assert len(said) == 1 and "reasoning=before_answer and answer=TEXT" in said[0]
 
 
 @pytest.mark.usefixtures("unsharded")
