@@ -266,7 +266,7 @@ class Session:
         said = Message("assistant", reply.content, reply.calls, reply.reasoning)
         self._conversation.answered(placed, path, completion, said, reply.stop)
         well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
-        path.transcript.add_turn(completion, parsed.reasoning, well_formed, max(1, len(reply.calls)))
+        path.transcript.add_turn(completion, self.one.reasoning_of(ids, parsed), well_formed, max(1, len(reply.calls)))
         self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
         return reply
 

@@ -42,6 +42,7 @@ from squelch.kit.scoring.drawing import (
     columns_of,
     draw_first_turn,
     draw_trajectory,
+    marked_share,
     newest_version,
     reasoned_share,
     subset,
@@ -80,7 +81,8 @@ class Followed:
 class Scorer:
     """Metrics of consecutive windows under the engine's current weights.
 
-    `text` decodes ids for the judge (`kit.diagnosis.grounding`); without it nothing is judged.
+    `text` decodes ids for the judge (`kit.diagnosis.grounding`); without it nothing is judged. `opens`: as of
+    `marked_share`; without it all turns count as marked.
     """
 
     def __init__(
@@ -90,9 +92,10 @@ class Scorer:
         seed: int,
         max_staleness: int = 0,
         text: Callable[[np.ndarray], str] | None = None,
+        opens: Callable[[np.ndarray], bool] | None = None,
     ) -> None:
         self.engine, self.config, self.seed, self.max_staleness = engine, config, seed, max_staleness
-        self._text = text
+        self._text, self._opens = text, opens
         self._ema = {scope: EmaState(config.ema_alpha) for scope in SCOPES}
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
@@ -194,7 +197,8 @@ class Scorer:
             own["reasoned"] = reasoned_share(groups, first)
             true = true_share(metrics["judge/names"], metrics["judge/right"], judged) if first else math.nan
             judge = first and not math.isnan(metrics["judge/names"])
-            inputs = RegimeInputs.of(own, follows, true, judge, text_alone[scope])
+            marked = marked_share(groups, first, self._opens) if self._opens is not None else math.nan
+            inputs = RegimeInputs.of(own, follows, true, judge, text_alone[scope], marked)
             flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(inputs)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:

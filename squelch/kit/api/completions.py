@@ -4,7 +4,7 @@ The reasoning lies between two markers, by the rule of `kit.text.tags`, or befor
 White space around the reasoning belongs to it. The answer goes from the closing of the reasoning, or its own beginning,
 through `</answer>`, or up to a call of a tool, or to the end of the turn. A turn's text is encoded whole and cut
 between its tokens, so that text and ids are cut alike: a token that holds a part of a marker, or of the answer's
-beginning, belongs to that, as in a run (`actors.formats.spans`).
+beginning, belongs to that, as in a run (`actors.formats.tokens`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
 from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
 from squelch.kit.diagnosis.uncertainty import Uncertainty
-from squelch.kit.text.answer_start import Reasoning, ways_on
+from squelch.kit.text.answer_start import Reasoning, other_ways
 
 if TYPE_CHECKING:
     from squelch.kit.scoring.cross_scoring import CrossScorer
@@ -193,13 +193,13 @@ def scored(
 
 def require_two_prompts(found: Reasonings, setting: str = "{}={}") -> None:
     """Raises ValueError with what was left out unless two prompts have a usable reasoning. `setting`: as of
-    `ways_on`."""
+    `other_ways`."""
     if len(found.prompts) > 1:
         return
     left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
     hint = ""
     if found.marked == 0:
-        hint = f". No turn marks a reasoning (regime unmarked): {ways_on(found.asked, setting)}"
+        hint = f". No turn marks a reasoning (regime unmarked): {other_ways(found.asked, setting)}"
     elif not found.ids and found.excluded[UNCLOSED] > 0:
         hint = ". The markers say where a reasoning ends; choose those of the model's template"
     elif not found.ids and found.excluded[NO_ANSWER] > 0:

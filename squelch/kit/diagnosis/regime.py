@@ -37,7 +37,7 @@ from typing import Any
 
 from squelch.kit.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
 from squelch.kit.diagnosis.metrics import REGIMES
-from squelch.kit.text.answer_start import ways_on
+from squelch.kit.text.answer_start import other_ways
 
 UNMARKED, MUTE, TEMPLATE, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
@@ -203,7 +203,7 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
     answers = f"D {value:.2f} [{low:.2f}, {high:.2f}] nats"
     part = "" if math.isnan(share) else f", {share:.0%} of the answer's surprise"
     if regime == UNMARKED:
-        return f"no turn marks a reasoning; {ways_on()}"
+        return f"no turn marks a reasoning; {other_ways()}"
     if regime == MUTE:
         return f"{inputs.reasoned:.0%} of the turns have reasoning, less than {REASONED_SHARE:.0%}"
     if regime == TEMPLATE:

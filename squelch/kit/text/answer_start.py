@@ -5,7 +5,7 @@
                      `\\boxed{`, `####`, `Answer:`, `re:(?i)final answer`
     completion       the turn is not divided: what depends on the prompt may be reasoning, answer or an echo
 
-Runs (`actors.formats.spans`), files of other trainers and the Python API (`kit.api.completions`) cut alike:
+Runs (`actors.formats.tokens`), files of other trainers and the Python API (`kit.api.completions`) cut alike:
 
 - The first occurrence counts, so that no answer of that form stands in the reasoning: a right answer carries its
   prompt's information, and a template that ends in it must not look like reasoning.
@@ -33,6 +33,9 @@ COMMON = (r"\boxed{", "####", ANSWER_OPEN, "Answer:")
 """What prompts commonly ask an answer to begin with."""
 ASKING_SHARE = 0.5
 """Smallest share of prompts that ask for such an answer, for it to be proposed."""
+
+OF_A_RUN = '"model.{}={}"'
+"""How a run's settings are written, which a shell and YAML leave as they are."""
 
 
 class AnswerStart:
@@ -72,7 +75,7 @@ def asked_for(prompts: Iterable[str]) -> str:
     return next((name for name in COMMON if sum(name in text for text in texts) >= least), "")
 
 
-def ways_on(asked: str = "", setting: str = "{}={}") -> str:
+def other_ways(asked: str = "", setting: str = "{}={}") -> str:
     """What to do where no turn marks a reasoning, in words. `asked`: as of `asked_for`; `setting`: how a setting is
     written, of name and value."""
     where = f"prompts ask for {asked}: " if asked else "if answers begin with a fixed text, "

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from squelch.actors.config import ScorerConfig
 from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Trajectory, Turn
 from squelch.kit.scoring.token_trees import Path
@@ -72,6 +74,28 @@ def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> 
     certain = [grounded[f"first_turn/recall@8{end}"] for end in ("", "_low", "_high")]
     assert all(map(math.isnan, certain)), "of 8 prompts all are among the first 8"
     assert grounded["first_turn/recall@4"] == 1.0
+
+
+def test_turns_that_mark_no_reasoning_are_unmarked_until_some_do_and_those_that_fall_silent_are_mute() -> None:
+    def bare(at: int) -> dict[str, list[Trajectory]]:
+        """A window whose turns have an empty reasoning `at` that place of the turn."""
+        found = window()
+        for one in (one for ones in found.values() for one in ones):
+            one.turns = [replace(turn, reasoning_start=3 + at, reasoning_end=3 + at) for turn in one.turns]
+        return found
+
+    def regime(scorer: Scorer, step: int, groups: dict[str, list[Trajectory]]) -> str:
+        found = scorer.score(step, 0, groups)
+        return next(name for name in REGIMES if found[f"first_turn/regime/{name}"] == 1.0)
+
+    own, opened = (Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed, opens=opens: opens) for opens in (False, True))
+    assert regime(own, 1, bare(0)) == "unmarked" and regime(opened, 1, bare(0)) == "mute", "the prompt marks it"
+    assert regime(own, 2, window()) != "unmarked"
+    again = Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed: False)
+    again.restore(json.loads(json.dumps(own.state())))
+    assert regime(again, 3, bare(0)) == "mute", "the run did mark reasonings"
+    assert regime(Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed: False), 1, bare(1)) == "mute", "an empty one"
+    assert regime(Scorer(Oracle(50.0), CONFIG, 1), 1, bare(0)) == "mute", "Squelch's turns are always marked"
 
 
 def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:

@@ -180,6 +180,14 @@ def test_a_policy_that_never_reasoned_is_said_to_once_and_raises_no_alarm() -> N
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 5)]
 
 
+def test_a_policy_whose_turns_mark_no_reasoning_is_told_the_two_ways_on_once() -> None:
+    watched, said, events = watched_scorer()
+    take(watched, [regime(step, "unmarked") for step in range(3)])
+    assert events == [] and len(said) == 1 and "(regime unmarked)" in said[0]
+    assert '"model.reasoning=before_answer" and "model.answer=TEXT"' in said[0]
+    assert '"model.reasoning=completion"' in said[0]
+
+
 @pytest.mark.parametrize("shown", ["picture", "both"])
 def test_blind_reasoning_is_reported_once_where_pictures_alone_show_the_task(shown: str) -> None:
     options = (f"environment.options.observation_format={shown}", "environment.options.cell_pixels=8")

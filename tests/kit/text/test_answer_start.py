@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.kit.text.answer_start import COMMON, AnswerStart, asked_for, ways_on
+from squelch.kit.text.answer_start import COMMON, AnswerStart, asked_for, other_ways
 
 HOSTILE = ("re:(a+)+$", "re:(a|aa)+b", "re:(.*)*x", "re:(a?){100}a{100}b", r"re:(\pL+)+\pN")
 """Expressions that take a backtracking engine ages."""
@@ -59,4 +59,4 @@ def test_what_half_of_the_prompts_ask_for_is_proposed() -> None:
     asks = [rf"End with {name}" for name in COMMON]
     assert [asked_for([one, "Name a season."]) for one in asks] == list(COMMON)
     assert asked_for(["#### please", "What?", "Why?"]) == asked_for([]) == ""
-    assert r"--answer '\boxed{'" in ways_on(asked_for([r"Put it in \boxed{}."]), "--{} {}")
+    assert r"--answer '\boxed{'" in other_ways(asked_for([r"Put it in \boxed{}."]), "--{} {}")
