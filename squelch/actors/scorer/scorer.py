@@ -34,6 +34,7 @@ from squelch.kit.diagnosis.metrics import SCOPES
 from squelch.kit.diagnosis.pair_budget import draw_pairs, estimate, information_each, others_within
 from squelch.kit.diagnosis.proxies import EmaState, proxies_of_scores, usable
 from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
+from squelch.kit.diagnosis.repeats import repeated_share
 from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL, uncertainty
 from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.kit.scoring.drawing import (
@@ -165,6 +166,8 @@ class Scorer:
         }
         matrix, ratio = self._matrix(scope, draw, seed)
         metrics["pairs_ratio"] = ratio
+        if scope == "first_turn":  # later turns repeat earlier ones, which are part of their prompts
+            metrics["repeated"] = repeated_share(draw.prompts, draw.reasonings, draw.source)
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
         else:

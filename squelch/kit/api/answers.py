@@ -77,5 +77,5 @@ def regime_of(
 ) -> str:
     """The regime of one step's samples. `metrics`: as of `MIResult.metrics`; `text_alone`: as of `RegimeInputs`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
-    known = {**metrics, "reasoned": found.reasoned}
+    known = {**metrics, "reasoned": found.reasoned, "repeated": found.repeated}
     return RegimeGauge().read(RegimeInputs.of(known, follows, text_alone=text_alone, marked=found.marked))

@@ -13,6 +13,7 @@ Invariants:
   alone, because answers to other prompts are no fall.
 - Steps must come in their order. Metrics depend on the samples, the weights, the seed and the state alone; `state` is
   plain JSON, for the trainer's checkpoint.
+- With `reasoning: completion` there is no MI, no regime and no alarm: only the keys below `completion/` are known.
 - A step with fewer than two usable prompts is counted and raises nothing: a run must not end for it.
 """
 
@@ -45,7 +46,7 @@ from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
 from squelch.kit.api.scoring import ScoreResult, require_two_prompts, scored
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
-from squelch.kit.diagnosis.metrics import LINK_KEYS
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, LINK_KEYS
 from squelch.kit.diagnosis.probe_alarm import ProbeAlarm
 from squelch.kit.diagnosis.proxies import NON_FINITE, Compat, EmaState
 from squelch.kit.diagnosis.regime import one_hot
@@ -173,7 +174,9 @@ class Monitor:
         result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
         metrics = {f"first_turn/{key}": value for key, value in self._step_metrics(found, result).items()}
-        self._unscored = _why_unscored(found, result) if math.isnan(metrics["first_turn/mi_est"]) else ""
+        metrics |= self._completion_metrics(result)
+        known = metrics["completion/dependence" if self._where is None else "first_turn/mi_est"]
+        self._unscored = _why_unscored(found, result) if math.isnan(known) else ""
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}
         metrics |= self._watched(step, metrics)
         if self._links and self._probe_step is None:
@@ -200,6 +203,8 @@ class Monitor:
             ValueError: as of `squelch.score`, or fewer than two of the prompts are the probe's.
         """
         self._require_order("observe_probe", step, self._probe_step)
+        if self._where is None:
+            raise ValueError("observe_probe measures reasoning, and with reasoning=completion there is none to tell")
         with self._engine(model) as (engine, reader):
             found = within_context(reader.read(rows_of(prompts, completions)), engine.context_length)
             if self._probe_prompts is None:
@@ -252,19 +257,31 @@ class Monitor:
 
     def _step_metrics(self, found: Reasonings, result: ScoreResult | None) -> dict[str, float]:
         """The metrics of a step without their scope; `result`: None below two prompts."""
-        metrics = UNKNOWN | {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned}
+        metrics = UNKNOWN | {
+            "num_prompts": float(len(found.prompts)),
+            "reasoned": found.reasoned,
+            "repeated": found.repeated,
+        }
         excluded = Counter[str]()
         for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
             if reason in REASONS:  # a prompt that was not drawn is no fault
                 excluded[REASONS[reason]] += count
         if result is None:
             excluded["one_prompt"] += len(found.ids)
-        else:
+        elif self._where is not None:
             metrics |= matrix_metrics(result.proxies, result.uncertainty, self._half_width) | {"pairs_ratio": 1.0}
         links = result.answers.links if result and result.answers else None
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
         metrics["num_excluded"] = float(excluded.total())
-        return metrics | one_hot(regime_of(metrics, found, links))
+        return metrics | one_hot("" if self._where is None else regime_of(metrics, found, links))
+
+    def _completion_metrics(self, result: ScoreResult | None) -> dict[str, float]:
+        """What is known of completions that are not divided; nothing of others."""
+        if self._where is not None:
+            return {}
+        known = result.completion if result is not None else None
+        found = dict.fromkeys(COMPLETION_KEYS, math.nan) | dict(known or {})
+        return {f"completion/{key}": value for key, value in found.items()}
 
     def _watched(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Passes a step's metrics to the alarm; the alarm's metrics."""

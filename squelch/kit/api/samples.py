@@ -26,6 +26,7 @@ from squelch.kit.api.encoding import RowEncoder
 from squelch.kit.api.messages import BadSample, MessageRenderer
 from squelch.kit.api.pictures import placed
 from squelch.kit.api.turns import Row, SampledTurn, Templates, TurnReader, Turns
+from squelch.kit.diagnosis.repeats import repeated_share
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import Picture, content_key
 from squelch.kit.text.answer_start import asked_for
@@ -44,9 +45,10 @@ class Reasonings:
     `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text; `reasoned`:
     share of turns with reasoning among those that closed it, whichever are left out afterwards; NaN if none did;
     `marked`: share of turns that mark a reasoning, closed or not, NaN where nothing is to be marked; `asked`: what
-    prompts ask answers to begin with, where nothing is marked (`kit.text.answer_start`); `turns`: number of the file's
-    turns, `total`, and of those of them that are `later` ones and left out, or that call tools and `answer nothing`;
-    `notes`: how text was completed, in words; `pictures`: those of each prompt, empty if none shows any."""
+    prompts ask answers to begin with, where nothing is marked (`kit.text.answer_start`); `whole`: whether these are
+    completions that are not divided, and no reasonings; `turns`: number of the file's turns, `total`, and of those of
+    them that are `later` ones and left out, or that call tools and `answer nothing`; `notes`: how text was completed,
+    in words; `pictures`: those of each prompt, empty if none shows any."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -59,9 +61,15 @@ class Reasonings:
     reasoned: float = math.nan
     marked: float = math.nan
     asked: str = ""
+    whole: bool = False
     turns: Counter[str] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()
     pictures: list[tuple[Picture, ...]] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> float:
+        """Share of the reasonings' tokens that repeat their prompts (`kit.diagnosis.repeats`); NaN of completions."""
+        return math.nan if self.whole else repeated_share(self.prompts, self.ids, self.source)
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
         """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
@@ -81,6 +89,7 @@ class Reasonings:
             self.reasoned,
             self.marked,
             self.asked,
+            self.whole,
             self.turns,
             self.notes,
             [self.pictures[j] for j in columns] if self.pictures else [],
@@ -158,6 +167,7 @@ class SampleReader:
             notes += (
                 f"{self._markers[1]} is a special token, which trainers leave out of the text that they log: give ids",
             )
+        whole = self._where is None and not all("reasoning" in row or "reasoning_ids" in row for _, row in rows)
         prompts, pictures, source = _columns(found)
         return Reasonings(
             prompts,
@@ -168,9 +178,10 @@ class SampleReader:
             [one.answer for one in found],
             excluded,
             turns.control_tokens(),
-            len(found) / (len(found) + silent) if found or silent else math.nan,
+            len(found) / (len(found) + silent) if (found or silent) and not whole else math.nan,
             marked,
             asked_for(turns.asked(rows)) if marked == 0 else "",
+            whole,
             +turns.counted,
             notes,
             pictures if any(pictures) else [],

@@ -65,6 +65,7 @@ SETTLE_S = 60.0
 """Seconds since its last change for which a file or checkpoint that cannot be read may still be under way."""
 SHOWN = (
     ("first_turn/mi_seq_est", "MI", " nats"),
+    ("completion/dependence", "prompt dependence of the completion", " nats"),
     ("probe/link/dependence", "D", " nats per answer"),
     ("probe/link/dependence_share", "D / surprise", ""),
 )
@@ -319,7 +320,8 @@ class Session:
 def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:
     """The line of a scored step."""
     regimes = [key.rpartition("/")[2] for key, value in metrics.items() if "/regime/" in key and value == 1]
-    parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else 'regime not known'}"]
+    unnamed = "no regime" if "completion/dependence" in metrics else "regime not known"
+    parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else unnamed}"]
     for key, name, unit in SHOWN:
         if math.isfinite(value := metrics.get(key, math.nan)):
             low, high = (metrics.get(f"{key}_{end}", math.nan) for end in ("low", "high"))

@@ -306,11 +306,15 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         **facts,
         "turns": dict(+found.samples.turns),
         "control_tokens": dict(found.samples.control_tokens.most_common()),
-        **mi_json(found.proxies, found.uncertainty, args.half_width),
+        **(
+            mi_json(found.proxies, found.uncertainty, args.half_width)
+            if found.completion is None
+            else {"excluded": found.proxies.excluded, "completion": with_nulls(found.completion)}
+        ),
         "fits_any_prompt": found.fits_any,
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
-        "regime": found.regime,
+        "regime": found.regime or None,
         "regime_reason": found.regime_reason,
         **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
@@ -321,18 +325,21 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
 def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
     from squelch.kit.commands.mi import mi_table
-    from squelch.kit.commands.score_answers import answers_text, modality_text, regime_text
+    from squelch.kit.commands.score_answers import answers_text, completion_text, modality_text, regime_text
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
-    lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
+    if found.completion is None:
+        lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
+    else:
+        lines = [head, *completion_text(found.completion), *found.notes]
     lines += ["", regime_text(found)]
     if found.answers is not None:
         lines += answers_text(found.answers)
     if found.modality is not None:
         lines += modality_text(found.modality)
-    total = found.proxies.num_samples
-    lines += ["", f"{found.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
-    rows = [("gap", "times", "prompts", "row", "reasoning")]
+    total, what = found.proxies.num_samples, "reasoning" if found.completion is None else "completion"
+    lines += ["", f"{found.fits_any} of {total} {what}s fit the other prompts as well as their own or better"]
+    rows = [("gap", "times", "prompts", "row", what)]
     for each in found.templates[: args.templates]:
         rows.append((f"{each.gap:.3f}", str(each.count), str(each.num_prompts), str(each.rows[0]), _line(each.text)))
     return "\n".join([*lines, *(aligned(rows) if len(rows) > 1 else [])])

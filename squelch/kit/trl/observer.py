@@ -43,7 +43,7 @@ from transformers import TrainerCallback
 from squelch.kit.api.completions import MARKERS, Markers
 from squelch.kit.api.monitor import REASONS, Monitor
 from squelch.kit.base.disk import write_whole
-from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, REGIMES
 from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
 from squelch.kit.text.answer_start import BEFORE_ANSWER, Reasoning
 from squelch.kit.trl.exported import Endpoint
@@ -56,6 +56,7 @@ LOGGED = (
     *(f"first_turn/excluded/{reason}" for reason in (*dict.fromkeys(REASONS.values()), "one_prompt")),
     *(f"first_turn/regime/{regime}" for regime in REGIMES),
     *(f"probe/link/{key}{end}" for key in ("dependence", "dependence_share") for end in ("", "_low", "_high")),
+    *(f"completion/{key}" for key in COMPLETION_KEYS),
     *("alarm/raised", "seconds/score"),
 )
 """What TRL's log gets, under `PREFIX`; `/metrics` has every key."""
