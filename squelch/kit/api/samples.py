@@ -33,6 +33,7 @@ from squelch.kit.text.answer_start import asked_for
 from squelch.kit.untrusted.files import brief
 
 TOO_LONG = "longer than the model's context"
+_COMPLETIONS = ("completion", "completion_ids")
 NOT_DRAWN = "prompts beyond --max-prompts"
 
 
@@ -167,7 +168,7 @@ class SampleReader:
             notes += (
                 f"{self._markers[1]} is a special token, which trainers leave out of the text that they log: give ids",
             )
-        whole = self._where is None and not all("reasoning" in row or "reasoning_ids" in row for _, row in rows)
+        whole = self._where is None and any(row.get(key) is not None for _, row in rows for key in _COMPLETIONS)
         prompts, pictures, source = _columns(found)
         return Reasonings(
             prompts,

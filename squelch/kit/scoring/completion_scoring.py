@@ -6,13 +6,16 @@ piece of the own prompt. They share their tokens, so that a completion is fed on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.kit.diagnosis.completion import CompletionScores
-from squelch.kit.diagnosis.metrics import POSITIONS
+from squelch.kit.diagnosis.completion import CompletionScores, completion_metrics
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, POSITIONS
+from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.diagnosis.repeats import new_tokens
+from squelch.kit.diagnosis.uncertainty import uncertainty
 from squelch.kit.records.content import Picture
 from squelch.kit.scoring.linking import PROMPTS_AT_ONCE, PathEngine
 from squelch.kit.scoring.token_trees import Path
@@ -41,6 +44,25 @@ def score_completions(
                 found[:, s, j], new[s, j] = values[:parts], values[parts:].sum()
     lengths, counts = np.array([len(ids) for ids in completions]), np.array([own.sum() for own in fresh])
     return CompletionScores(found, new, counts, lengths, source, weights)
+
+
+def completion_dependence(
+    engine: PathEngine,
+    prompts: Sequence[np.ndarray],
+    completions: Sequence[np.ndarray],
+    source: np.ndarray,
+    weights: np.ndarray,
+    seed: Sequence[int],
+    pictures: Sequence[Sequence[Picture]] | None = None,
+) -> dict[str, float]:
+    """Flat keys below `completion/`, NaN below two prompts; arguments as of `score_completions`."""
+    if len(prompts) < 2:
+        counts = {"num_prompts": float(len(prompts)), "num_samples": float(len(completions))}
+        return dict.fromkeys(COMPLETION_KEYS, math.nan) | counts
+    found = score_completions(engine, prompts, completions, source, weights, pictures)
+    scores = usable(found.whole, found.lengths, source, weights)
+    sure = uncertainty(scores, proxies_of_scores(scores), seed=seed)
+    return completion_metrics(found, sure, prompts, completions)
 
 
 def _paths(ids: np.ndarray, fresh: np.ndarray) -> list[Path]:

@@ -84,6 +84,7 @@ def test_squelchs_turns_keep_their_reasoning(tmp_path: Path) -> None:
         (["model.answer='####'"], "model.reasoning=marked with model.answer='####'"),
         (["model.reasoning=before_answer", "model.answer='re:('"], "missing"),
         (["model.reasoning=there"], "reasoning"),
+        (["model.reasoning=completion"], r"set scorer\.probe\.every=0"),
     ],
 )
 def test_what_finds_answers_is_checked_before_anything_starts(settings: list[str], says: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from squelch.actors.config import ScorerConfig
 from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.cluster.metrics import REGISTRY
-from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, REGIMES
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Trajectory, Turn
 from squelch.kit.scoring.token_trees import Path
@@ -96,6 +96,22 @@ def test_turns_that_mark_no_reasoning_are_unmarked_until_some_do_and_those_that_
     assert regime(again, 3, bare(0)) == "mute", "the run did mark reasonings"
     assert regime(Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed: False), 1, bare(1)) == "mute", "an empty one"
     assert regime(Scorer(Oracle(50.0), CONFIG, 1), 1, bare(0)) == "mute", "Squelch's turns are always marked"
+
+
+def test_of_turns_that_are_not_divided_only_the_completions_dependence_is_known() -> None:
+    """With the keys of every step beside them, so that no series ends; within the budget of pairs."""
+    every = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
+    scorer = Scorer(Oracle(5.0), CONFIG, 1, whole=True)
+    found = scorer.score(1, 0, window())
+    own = {key for key in found if key.startswith("completion/")}
+    assert own == {f"completion/{key}" for key in COMPLETION_KEYS} and not scorer.matrices
+    assert {key for key in every if not key.startswith("turn/")} == found.keys() - own
+    assert found["completion/dependence"] > 1 and found["completion/num_prompts"] == 8
+    for scope in SCOPES:
+        assert not any(found[f"{scope}/regime/{name}"] for name in REGIMES)
+        assert all(math.isnan(found[f"{scope}/{key}"]) for key in ("mi_est", "mi_seq_est", "reasoned"))
+    few = Scorer(Oracle(5.0), CONFIG.model_copy(update={"max_pairs": 64}), 1, whole=True).score(1, 0, window())
+    assert few["completion/num_prompts"] * few["completion/num_samples"] <= 64
 
 
 def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:

@@ -283,6 +283,7 @@ def test_a_choice_of_prompts_is_seeded_and_counted(tmp_path, tiny_policy, rows, 
     assert (found[0]["num_prompts"], found[0]["num_samples"], found[0]["num_excluded"]) == (4, 12, 9)
 
 
+WHOLE = ("--reasoning", "completion")
 ROW = {"prompt": "a", "completion": "<think>b</think>"}
 
 
@@ -369,6 +370,17 @@ def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
     assert "no rows of step 9; it has 4, 5" in refusal(
         capsys, "score", file, "--model", str(tiny_policy), "--step", "9"
     )
+
+
+def test_a_completion_that_is_not_divided_is_no_reasoning_in_any_line(tmp_path, tiny_policy, rows, capsys):
+    file = jsonl(tmp_path / "r.jsonl", rows)
+    found = [output(capsys, "score", file, "--model", str(tiny_policy), *way) for way in (WHOLE, ("--whole",))]
+    assert found[0] == found[1] and found[0]["regime"] is None and "mi_est" not in found[0]
+    assert found[0]["completion"]["dependence@100"] == found[0]["completion"]["dependence"] and not found[0]["links"]
+    assert main(["score", file, "--model", str(tiny_policy), *WHOLE]) == 0
+    said = capsys.readouterr().out
+    assert "prompt dependence" in said and "no regime: the completions are not divided" in said
+    assert "MI-" not in said and "of its first 25%" in said and " completion\n" in said
 
 
 def test_one_prompt_only_is_refused_with_what_was_left_out(tmp_path, tiny_policy, rows, capsys):
