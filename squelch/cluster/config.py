@@ -358,12 +358,12 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    with as_user_error(Unreadable, about=f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
+    with as_user_error(Unreadable, about=f"recipe {brief(recipe)}{_extender(extended_by)}"):
         missing = state(path) is None
     if missing:
         meant = "" if extended_by else _run_meant(recipe)
         raise UserError(
-            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {meant}{path} does not exist. "
+            f"no recipe {brief(recipe)}{_extender(extended_by)}: {meant}{path} does not exist. "
             f"{did_you_mean(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that "
             "ends in .yaml."
         )
@@ -395,7 +395,7 @@ def _run_meant(recipe: str) -> str:
     return f"A run goes on with its recipe and its name: `squelch train RECIPE name={Path(recipe).name} --resume`. "
 
 
-def _asked_by(extended_by: tuple[Path, ...]) -> str:
+def _extender(extended_by: tuple[Path, ...]) -> str:
     return f", which {extended_by[-1]} extends" if extended_by else ""
 
 

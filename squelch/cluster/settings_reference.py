@@ -78,14 +78,14 @@ def of_environment(name: str) -> Block:
 def every_setting(config: RunConfig) -> list[Setting]:
     """All settings of a run, with their keys in it, and the options of its environments."""
     entries = config.mixture.entries
-    found = [_placed(one, entries) for block in of_run() for one in block.settings]
+    found = [_with_keys(one, entries) for block in of_run() for one in block.settings]
     for name in dict.fromkeys(entry.environment.name for entry in entries):
         own = [entry for entry in entries if entry.environment.name == name]
-        found += [_placed(one, own) for one in of_environment(name).settings]
+        found += [_with_keys(one, own) for one in of_environment(name).settings]
     return found
 
 
-def _placed(one: Setting, entries: Sequence[Entry]) -> Setting:
+def _with_keys(one: Setting, entries: Sequence[Entry]) -> Setting:
     """The setting with its keys in a run in which these environments have it."""
     prefix, _, rest = one.key.partition(".")
     several = rest and prefix in ("environment", "environments[N]") and all(entry.label for entry in entries)

@@ -218,6 +218,23 @@ SAMPLES = [
     | {"step": 1, "images": [{"bytes": "aGk=", "path": None}]},
     {"prompt": [{"role": "user", "content": "<image><image>"}], "reasoning": "z", "images": ["data:,aGk=", "a.png"]},
 ]
+CHATS = [
+    {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": 1}]}]}
+    | {"tools": '[{"name": "t"}]', "system": "s", "reward": 1.0},
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": '{"name": "t"}'}]},
+]
+TRAJECTORIES = [
+    {
+        "schema_version": "ATIF-v1.8",
+        "agent": {"name": "a", "model_name": "m", "tool_definitions": [{"name": "t"}]},
+        "steps": [
+            {"source": "user", "message": [{"type": "text", "text": "x"}]},
+            {"source": "agent", "message": "y", "tool_calls": [{"tool_call_id": "c", "function_name": "t"}]}
+            | {"observation": {"results": [{"source_call_id": "c", "content": "z"}]}},
+            {"source": "agent", "message": "", "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2]}},
+        ],
+    }
+]
 ANSWER = {"result": [[{"document": {"contents": '"T"\ntext'}, "score": 1.5}]]}
 OVERRIDES = [b"filter.rho=0.5", b"learner.optimizer.betas=[0.9, 0.95]", b"environment.options={size: 4}", b"name=x"]
 GRIDS = [b"filter.rule=none,top_p", b"filter.band=[0,0.5],[0.5,1]", b"0,1,2", b"filter.include_zero=true,false"]
@@ -243,6 +260,8 @@ TARGETS = (
         lambda path: RunFolder(path.parents[1]).decompositions(),
     ),
     Target("samples in JSON Lines", f"{NAME}.jsonl", lines_of(_json_lines(*SAMPLES)), read_samples),
+    Target("conversations", f"{NAME}.jsonl", lines_of(_json_lines(*CHATS)), read_samples),
+    Target("trajectories", f"{NAME}.jsonl", lines_of(_json_lines(*TRAJECTORIES)), read_samples),
     Target("rows in JSON Lines", f"{NAME}.jsonl", lines_of(_json_lines(*ROWS)), read_all_rows),
     Target("rows in a JSON array", f"{NAME}.json", of(_json(ROWS, ROWS[:1]), as_json=True), read_all_rows),
     Target("programming problems", f"{NAME}.jsonl", lines_of(_json_lines(*PROBLEMS)), read_problems),

@@ -118,14 +118,14 @@ def answer(reply: Reply, request: Request, created: int) -> dict[str, Any]:
                 "index": 0,
                 "finish_reason": _REASONS[reply.finish],
                 "logprobs": _log_probs(reply, request),
-                "message": _said(reply),
+                "message": _assistant_message(reply),
             }
         ],
         "usage": _usage(reply),
     }
 
 
-def _said(reply: Reply) -> dict[str, Any]:
+def _assistant_message(reply: Reply) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     said["refusal"] = None
     if reply.reasoning:

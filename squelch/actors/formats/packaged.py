@@ -172,14 +172,14 @@ class PackagedFormat(ModelTokens):
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`."""
         ids, before = [int(index) for index in sampled], [int(index) for index in fed]
-        said = self._said(ids, before, tools)
+        said = self._parsed(ids, before, tools)
         pieces, opened = self._turn(ids, before, said)
         span = reasoning_span(pieces, opened, THINK_OPEN, THINK_CLOSE) if self.reasons else (0, 0)
         if isinstance(said, ToolCall):
             return Parsed(span, "", (said,))
         return Parsed(span, str(said.content or "").strip(), tuple(map(self._call, count(), said.tool_calls)))
 
-    def _said(self, ids: list[int], before: list[int], tools: Tools) -> Any:
+    def _parsed(self, ids: list[int], before: list[int], tools: Tools) -> Any:
         """What the package reads in a turn; a call with an error if it can read nothing."""
         try:
             return self._renderer.parse_response(ids, tools=list(tools or ()) or None, prompt_ids=before)
@@ -203,7 +203,7 @@ class PackagedFormat(ModelTokens):
 
     def _is_open(self, ids: list[int], before: list[int], tools: Tools) -> bool:
         """Whether a turn ended inside of its reasoning, by what `parse` calls its reasoning."""
-        pieces, opened = self._turn(ids, before, self._said(ids, before, tools))
+        pieces, opened = self._turn(ids, before, self._parsed(ids, before, tools))
         text = b"".join(pieces)
         return (opened or text.lstrip().startswith(THINK_OPEN.encode())) and THINK_CLOSE.encode() not in text
 
@@ -215,7 +215,7 @@ class PackagedFormat(ModelTokens):
 
     def _turn(self, ids: list[int], before: list[int], said: Any) -> tuple[list[bytes], bool]:
         """(bytes of the ids, whether the reasoning is open before them), as `tokens.reasoning_span` takes a turn.
-        `said`: as of `_said`; its first call closes the reasoning if no marker does."""
+        `said`: as of `_parsed`; its first call closes the reasoning if no marker does."""
         pieces = self._spoken(ids)
         calls = () if isinstance(said, ToolCall) else said.tool_calls
         closes = bool(calls) and said.reasoning_complete and said.reasoning_content is not None

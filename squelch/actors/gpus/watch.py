@@ -68,14 +68,14 @@ class GpuWatch:
         self.actor, self.dtype, self._counters, self._nvml = actor, dtype, counters, nvml
         self._lock = threading.Lock()
         self._busy: list[float] = []
-        self._gpu = None if nvml is None else self._asked(self._find)
+        self._gpu = None if nvml is None else self._query(self._find)
         if self._gpu is not None:
             threading.Thread(target=self._sample, name="gpu", daemon=True).start()
 
     def take(self) -> GpuUse | None:
         """The use since the last call; None if neither NVML nor torch shows the GPU."""
         counters = None if self._counters is None else self._counters()
-        if self._gpu is not None and (seen := self._asked(self._seen)) is not None:
+        if self._gpu is not None and (seen := self._query(self._seen)) is not None:
             return replace(seen, own=counters.own) if math.isnan(seen.own) and counters is not None else seen
         if counters is None:
             return None
@@ -86,7 +86,7 @@ class GpuWatch:
         peak = peak_of(name, self.dtype)
         return GpuUse(self.actor, identity, name, math.nan if peak is None else peak, busy, used, total, own)
 
-    def _asked(self, question: Callable[[], Answer]) -> Answer | None:
+    def _query(self, question: Callable[[], Answer]) -> Answer | None:
         """NVML's answer; None, with the reason in the log, if it has none."""
         try:
             return question()
@@ -103,7 +103,7 @@ class GpuWatch:
     def _sample(self) -> None:
         pause = threading.Event()
         while not pause.wait(SAMPLE_S):
-            rates = self._asked(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._gpu))
+            rates = self._query(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._gpu))
             if rates is None:  # e.g. a part of a GPU (MIG), which has no utilisation of its own
                 return
             with self._lock:

@@ -130,8 +130,8 @@ class Intervening:
         rests = await asyncio.gather(*(self._again(ticket, arm, own, ids, most) for arm, ids in begun.items()))
 
         def read() -> Intervention:
-            turns = _said(own, codec, sampled[0]), _said(donor, codec, sampled[2])
-            again = {arm: _said(own, codec, rest, begun[arm]) for arm, rest in zip(begun, rests, strict=True)}
+            turns = _sampled_turn(own, codec, sampled[0]), _sampled_turn(donor, codec, sampled[2])
+            again = {arm: _sampled_turn(own, codec, rest, begun[arm]) for arm, rest in zip(begun, rests, strict=True)}
             arms = {arm: _spelt_as(own.env, said, turns) for arm, said in again.items()}
             return Intervention(ticket.task.label, *turns, arms, twin)
 
@@ -235,7 +235,7 @@ def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
         raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
 
 
-def _said(opened: _Opened, codec: ChatCodec, rest: Completion, begun: np.ndarray = _NOTHING) -> SampledTurn:
+def _sampled_turn(opened: _Opened, codec: ChatCodec, rest: Completion, begun: np.ndarray = _NOTHING) -> SampledTurn:
     """In a step thread: what a turn, which may have begun with some ids, says to the environment of its task."""
     text, cut = codec.text(np.concatenate([begun, rest.token_ids])), rest.finish_reason == "length"
     turn = parse(text, opened.most_actions, opened.env.read_action)

@@ -97,11 +97,11 @@ class Delivery:
         return found | await self._through_store(bundle, alive)
 
     async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
-        found = await self._asked(bundle, workers)
+        found = await self._update_all(bundle, workers)
         sound = [member for member in workers if _loaded_nothing(found[member.name])]
-        return found | await self._asked(bundle, sound)  # memory may have been short for a moment
+        return found | await self._update_all(bundle, sound)  # memory may have been short for a moment
 
-    async def _asked(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
+    async def _update_all(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
         calls = {member.name: self._timed(member.name, member.actor.call(UPDATE_WEIGHTS, bundle)) for member in workers}
         return await outcomes(calls)
 

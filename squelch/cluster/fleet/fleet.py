@@ -41,7 +41,7 @@ from squelch.cluster.fleet.delivery import Delivery
 from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
 from squelch.cluster.fleet.restart_counts import Restarts
-from squelch.cluster.fleet.waiting import bounded, each_within, told
+from squelch.cluster.fleet.waiting import announced, bounded, each_within
 
 log = logging.getLogger(__name__)
 ENDPOINT = "control-endpoint"
@@ -122,7 +122,7 @@ class Fleet:
         if learning:
             ready |= self._start_learning(resumes)
         try:
-            found = await each_within(told(ready, self._parts(), on_stage), self._bounds(ready, bound), "start")
+            found = await each_within(announced(ready, self._parts(), on_stage), self._bounds(ready, bound), "start")
             self._replace_hung([one for one in self.players.present() if not found[one.name]], "start", bound)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.actors.free_resources()}") from error

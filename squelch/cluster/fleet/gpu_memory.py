@@ -44,7 +44,7 @@ def memory_of_a_gpu(config: RunConfig) -> int:
     if starts_ray(config):
         answers = {"this machine": memory.available(config.learner)}
     else:
-        answers = _asked_for_memory(config.learner, gpu_selectors(config.learner, alive_nodes()))
+        answers = _memory_by_kind(config.learner, gpu_selectors(config.learner, alive_nodes()))
     if blind := [kind for kind, has in answers.items() if has is None]:
         raise UserError(
             f"learner.token_budget=auto: torch sees no CUDA device on {blind[0]}, although Ray lends its GPUs; "
@@ -66,7 +66,7 @@ def gpu_selectors(learner: LearnerConfig, nodes: Sequence[Node]) -> dict[str, di
     return selectors
 
 
-def _asked_for_memory(learner: LearnerConfig, selectors: Mapping[str, dict[str, str]]) -> dict[str, int | None]:
+def _memory_by_kind(learner: LearnerConfig, selectors: Mapping[str, dict[str, str]]) -> dict[str, int | None]:
     """The answers by the kind of GPU, of those that answer in time."""
     from squelch.learner import memory
 

@@ -177,15 +177,15 @@ class RayActors:
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         """See `Actors`."""
-        return await _asked(self.placement.lacking, counts)
+        return await _query(self.placement.lacking, counts)
 
     async def end_node_request(self) -> None:
         """See `Actors`."""
-        await _asked(self.placement.end_node_request)
+        await _query(self.placement.end_node_request)
 
     async def leaving(self) -> Mapping[str, float]:
         """See `Actors`."""
-        return await _asked(_leaving, dict(self._members), self._rank_nodes())
+        return await _query(_leaving, dict(self._members), self._rank_nodes())
 
     def _rank_nodes(self) -> list[str]:
         """Ids of the nodes of the learner's ranks; empty before they are up and after their end."""
@@ -194,7 +194,7 @@ class RayActors:
     async def ranks_that_fit(self) -> int:
         """See `Actors`. A rank needs its resources on one node, and the labels that its selector asks for."""
         learner = self.config.learner
-        free = await _asked(_free, learner.label_selector)
+        free = await _query(_free, learner.label_selector)
         needs = {kind: need for kind, need in (("CPU", learner.num_cpus), ("GPU", learner.num_gpus)) if need > 0}
         up = sum(node in free for node in self._rank_nodes())
         fit = (
@@ -209,7 +209,7 @@ def _may_need_shipping(config: RunConfig) -> bool:
     return len(alive_nodes()) > 1 or may_grow(config)
 
 
-async def _asked(question: Callable[..., T], *arguments: Any) -> T:
+async def _query(question: Callable[..., T], *arguments: Any) -> T:
     """Asks the cluster in a thread; Failed if it does not answer."""
     try:
         return await asyncio.to_thread(question, *arguments)

@@ -39,7 +39,9 @@ MOST_NAMED = 3
 """Actors that are still awaited and are named."""
 
 
-def told(calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage: OnStage) -> dict[str, Awaitable[Any]]:
+def announced(
+    calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage: OnStage
+) -> dict[str, Awaitable[Any]]:
     """The same named calls; `on_stage` hears which of them are awaited still, in `words`, at first and whenever one
     ends."""
     awaited = dict.fromkeys(calls)

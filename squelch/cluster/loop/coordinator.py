@@ -108,7 +108,7 @@ class Coordinator:
     def is_ending(self) -> bool:
         """Whether the run ends without being asked to: no step follows, or it was asked already."""
         done = self.stopping.training is None and self.steps.admission.clock >= self.config.loop.steps
-        return self.stopping.asked or done
+        return self.stopping.requested or done
 
     @property
     def last_work(self) -> str:
@@ -136,7 +136,7 @@ class Coordinator:
     async def _until_end(self) -> None:
         try:
             await self._begin()
-            while self.steps.admission.clock < self.config.loop.steps and not self.stopping.asked:
+            while self.steps.admission.clock < self.config.loop.steps and not self.stopping.requested:
                 await self._step(self.steps.admission.clock + 1)
         except Stopped:
             log.info("stopping: %s", self.ending.text if self.ending else "")
@@ -296,7 +296,7 @@ class Coordinator:
     async def _upkeep(self, step: Step) -> None:
         """Writes a checkpoint if one is due, and moves the learner away from nodes that will be taken away. This
         happens after the step's record, so that a resumed run has the records of all its steps."""
-        leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
+        leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.requested
         moves = leaves and await self.learning.fits_elsewhere()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
             self.run_log.doing(f"step {step.number}: writing a checkpoint")

@@ -25,12 +25,12 @@ class Stopping:
         self.ending: Ending | None = None
         self.training: int | None = None
         """The step that has been selected and is not yet recorded, which a stop waits for."""
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def ask(self, ending: Ending) -> None:
         """Asks the loop to end after the step in training. The first of several reasons is kept."""
         self.ending = self.ending or ending
-        self._asked.set()
+        self._requested.set()
 
     def end_with(self, step: int, ending: Ending) -> None:
         """Makes the current step the last."""
@@ -38,9 +38,9 @@ class Stopping:
         self.ask(ending)
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether the run ends with the step in training."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     @property
     def is_from_outside(self) -> bool:
@@ -49,7 +49,7 @@ class Stopping:
 
     async def until(self, work: Awaitable[T]) -> T:
         """The result of `work`; raises Stopped, and cancels it, if the run is asked to stop first."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._requested.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

@@ -153,7 +153,7 @@ def picture(board: Board, answered: Answered, rows: Sequence[Row]) -> str:
         _key(figure, marks)
         return draw.finish(figure)
 
-    return render(board.uid, f"Dashboard {board.title}: {board.question}", _told(rows), drawn)
+    return render(board.uid, f"Dashboard {board.title}: {board.question}", _description(rows), drawn)
 
 
 def _key(figure: Figure, marks: Sequence[Marked]) -> None:
@@ -202,5 +202,5 @@ def _size(panel: Panel) -> tuple[float, float]:
     return WIDTH * panel.width / COLUMNS, panel.height * CELL_HEIGHT
 
 
-def _told(rows: Sequence[Row]) -> str:
+def _description(rows: Sequence[Row]) -> str:
     return " ".join(f"{panel.title}: {panel.help}" for row in rows for panel in row.panels)

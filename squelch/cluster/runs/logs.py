@@ -55,11 +55,11 @@ class Output:
         """`say`, which prints to standard output, as a function that prints to the terminal meanwhile; any thread may
         call it."""
 
-        def said(text: str) -> None:
+        def say_on_screen(text: str) -> None:
             with self._lock, redirect_stdout(self.screen):
                 say(text)
 
-        return said
+        return say_on_screen
 
     def keep(self, run_dir: Path, name: str = "driver") -> None:
         """Appends the output so far, and all later output, to `log/NAME.log`.

@@ -221,7 +221,7 @@ class Host:
         self, number: int, one: _Played, found: Mapping[str, Any], blocked: bool, how: str, alone: bool
     ) -> Exception:
         if self._failed or not self._ready.done():
-            why = self._failed or f"its process {how or 'ended'} before it was ready{self._kept.told()}"
+            why = self._failed or f"its process {how or 'ended'} before it was ready{self._kept.last_output()}"
             return AgentFailed(hidden(f"environment.options.call: {why}", one.access))
         known = found.get("id")
         if number == known or (alone and blocked):
@@ -233,7 +233,7 @@ class Host:
         if known is not None:
             return AgentInterrupted("another trajectory blocked the process")
         if alone:
-            return AgentFailed(hidden(f"the agent's process {how or 'ended'}{self._kept.told()}", one.access))
+            return AgentFailed(hidden(f"the agent's process {how or 'ended'}{self._kept.last_output()}", one.access))
         return AgentInterrupted(f"the process of {len(self._played)} trajectories {how or 'ended'}")
 
 

@@ -55,11 +55,11 @@ async def run_command(
         finally:
             await kept.close()
         if how:
-            raise AgentFailed(hidden(f"the agent's command {how}{kept.told()}", access))
+            raise AgentFailed(hidden(f"the agent's command {how}{kept.last_output()}", access))
         try:
             return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
         except Unreadable as error:
-            raise AgentFailed(hidden(f"{error}{kept.told()}", access)) from error
+            raise AgentFailed(hidden(f"{error}{kept.last_output()}", access)) from error
 
 
 def _reported(kept: Kept, file: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Host:
         except asyncio.CancelledError:
             frame = framed({"id": number, "ended": True})
         except BaseException as error:  # of foreign code; SystemExit would end the process
-            frame = framed({"id": number, "error": told(error)})
+            frame = framed({"id": number, "error": error_text(error)})
         self._writer.write(frame)
 
 
@@ -152,7 +152,7 @@ def place(frames: "list[traceback.FrameSummary]") -> str:
     return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}, {own[-1].name}" if own else ""
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The error in one line, with its place."""
     try:
         text = f"{type(error).__name__}: {error}"[:2000]
@@ -206,7 +206,7 @@ def main(call: str, blocked_s: str = "") -> None:
     try:
         function = found(call)
     except BaseException as error:  # of foreign code, SystemExit included
-        why = str(error) if isinstance(error, ValueError) else f"it cannot be imported: {told(error)}"
+        why = str(error) if isinstance(error, ValueError) else f"it cannot be imported: {error_text(error)}"
         if channel is None:
             sys.exit(f"{BLOCKED}{json.dumps({'failed': why})}")
         channel.sendall(framed({"failed": why}))

@@ -26,7 +26,7 @@ END_S = 8.0
 """Seconds for the end of a keeper that was told to end; above `keeper.KILL_S`."""
 ERROR_BYTES = 16 * 2**10
 """Bytes that are kept from the end of standard error."""
-MAX_TOLD = 600
+MAX_OUTPUT = 600
 """Characters of them that a failure tells."""
 _PIECE = 1 << 16
 _KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
@@ -128,13 +128,13 @@ class Kept:
         await asyncio.gather(*(tail.close(1.0) for tail in (self.output, self.errors)))
         return _in_words(report)
 
-    def told(self) -> str:
+    def last_output(self) -> str:
         """What it last wrote to standard error, or else to standard output, in one line; empty if nothing."""
         for tail in (self.errors, self.output):
             lines = [line.strip() for line in tail.written.decode(errors="replace").splitlines() if line.strip()]
             if lines:
                 text = " | ".join(lines)
-                return f"; it last wrote: {shortened(text[-MAX_TOLD:], MAX_TOLD)}"
+                return f"; it last wrote: {shortened(text[-MAX_OUTPUT:], MAX_OUTPUT)}"
         return ""
 
 

@@ -259,7 +259,7 @@ class GridJudge:
                     denied = stated = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
                 elif denied and listed >= 0 and not _LIST.fullmatch(sentence, listed, match.start()):
                     denied, stated = False, _AGAIN.search(sentence, listed, match.start()) is not None
-                claim, position = self._placed(fact, near, sentence, match.start())
+                claim, position = self._claim_at(fact, near, sentence, match.start())
                 denial, listed, named = -1, position, -1
                 if not stated or claim is None:
                     continue
@@ -284,12 +284,12 @@ class GridJudge:
             return [], end
         fact, denied = self._facts_by_noun[noun[0]], verb["no"] is not None
         found = [
-            self._placed(fact, fact, sentence, place.start())[0] for place in self._place.finditer(sentence, start, end)
+            self._claim_at(fact, fact, sentence, at.start())[0] for at in self._place.finditer(sentence, start, end)
         ]
         claims = [claim for claim in found if claim is not None and (claim.cell is not None or fact != claim.reference)]
         return [replace(claim, denied=denied) for claim in claims], noun.end()
 
-    def _placed(self, fact: str, near: str, sentence: str, start: int) -> tuple[Claim | None, int]:
+    def _claim_at(self, fact: str, near: str, sentence: str, start: int) -> tuple[Claim | None, int]:
         """The claim whose cell (of `near`) or offset (of `fact`) begins at `start`, and where it ends. No claim if the
         words around make the place uncertain."""
         before = sentence[max(0, start - 40) : start]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -22,6 +23,8 @@ from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
 from squelch.kit.text.control_tokens import Piece, TextEncoder, foreign_pieces
 
 Messages = list[dict[str, Any]]
+KEPT = 4096
+"""Texts of messages of which it is kept whether they hold control tokens."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Under which keys of a message trainers and templates keep its reasoning."""
 TEXT_BLOCKS, REASONING_BLOCKS = ("text", "input_text", "output_text"), ("thinking", "reasoning", "reasoning_text")
@@ -73,7 +76,10 @@ class MessageRenderer:
     ) -> None:
         self.template, self._allowed, self._where = template, tuple(allowed), f"{where}, " if where else ""
         self._place = place
-        self._encoder = TextEncoder(tokenizer, template.source)
+        encoder = TextEncoder(tokenizer, template.source)
+        # the turns of a long conversation show the same messages again and again
+        self._matched = lru_cache(KEPT)(encoder.matched)
+        self._may_control = lru_cache(KEPT)(lambda text: encoder.may_control(text, self._allowed))
         self._words = Words()
         named = [name for name in REASONING_FIELDS if name in template.source]
         self._reasoning_field = named[0] if named else REASONING_FIELDS[0]
@@ -141,7 +147,7 @@ class MessageRenderer:
                 for part in value
             ]
         if key in HELD_FIELDS and isinstance(value, str):
-            if not self._encoder.may_control(value, self._allowed):
+            if not self._may_control(value):
                 return value
             held.append(value.strip())
             return self._words.hide(value, len(held) - 1)
@@ -150,7 +156,7 @@ class MessageRenderer:
 
     def _refuse_control(self, row: int, name: str, value: Any) -> None:
         for text in _strings(value):
-            if found := self._encoder.matched(text):
+            if found := self._matched(text):
                 raise BadSample(
                     f"{self._where}row {row}: {name} holds the control token {next(iter(found))!r}; only `content` may"
                 )

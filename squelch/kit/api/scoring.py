@@ -238,8 +238,8 @@ def _notes(found: Reasonings, shown: int = 6) -> Iterator[str]:
     total, later, silent = (found.turns[key] for key in ("total", "later", "answer nothing"))
     if later:
         yield (
-            f"{later} of {total} turns ({later / total:.0%}) are later ones and left out; turns=all scores each under "
-            "its own prompt"
+            f"{later} of {total} turns ({later / total:.0%}) are left out: of a rollout the first is scored, of a "
+            "conversation the last; turns=all scores each under its own prompt"
         )
     if silent:
         yield f"{silent} turns call tools and answer nothing; calls of tools are no answers"

@@ -9,7 +9,8 @@ skipped ends nothing before it or after it: only a scored one moves `last`.
 
 A file is whole once it has the same size and time in two looks, and a checkpoint too, with all of its shards. Trainers
 write checkpoints in order, so if a later one is there, a missing one was not saved, or was pruned, and its step is
-skipped at once. If a file of decided steps is written later than all of them were, training has started again there.
+skipped at once. If a file of decided steps is written later than all of them were, training has started again there; of
+a file that many steps share, its records tell whether they are late rows or another training's.
 
 | waits for | unblocked by | bound |
 |---|---|---|
@@ -31,11 +32,10 @@ from pathlib import Path
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import duration
-from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of, steps_in, steps_of_records
+from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of
+from squelch.kit.readers.rows import MOST_STEPS, FileSteps, steps_and_starts, steps_in
 from squelch.kit.untrusted.files import Unreadable, is_file, state
 
-MOST_STEPS = 10**9
-"""A number from which on it counts no steps; a time in seconds is above it."""
 MODEL_FOLDERS = (".", "huggingface", "actor/huggingface", "actor", "policy", "weights", "model", "hf")
 """Where a checkpoint holds its model in Hugging Face's form, in the order of looking."""
 _NAMES = frozenset(one.files for one in FORMATS.values())
@@ -81,8 +81,9 @@ class Look:
 class Follower:
     """The state of following one run. `last`: the last scored step, up to which all is decided; `skipped`: steps above
     it that are decided; `written`: the latest time of a file of decided steps, in ns; `held`: the steps that the
-    records of such a file said then; `due`: the first step to score; `settled`: whether files count as whole at the
-    first look, and nothing is given up for its time (`--once`)."""
+    records of such a file said then; `starts`: how often they showed a new start of training as its first step was
+    decided; `due`: the first step to score; `settled`: whether files count as whole at the first look, and nothing is
+    given up for its time (`--once`)."""
 
     folder: Path
     checkpoints: Path
@@ -95,12 +96,13 @@ class Follower:
     skipped: set[int] = field(default_factory=set)
     written: int | None = None
     held: dict[str, list[int]] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
     due: int | None = None
     _format: Format | None = None
     _marks: dict[Path, Mark] = field(default_factory=dict)
     _model_marks: dict[Path, Mark] = field(default_factory=dict)
     _changed: set[Path] = field(default_factory=set)
-    _steps: dict[Path, tuple[Mark, list[int]]] = field(default_factory=dict)
+    _file_steps: dict[Path, tuple[Mark, FileSteps]] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)
     _formats: dict[Path, tuple[Mark | None, Format | UserError | Unreadable]] = field(default_factory=dict)
     _files: dict[int, list[Path]] = field(default_factory=dict)
@@ -144,21 +146,25 @@ class Follower:
             self.skipped.add(step)
         paths = {path for other in decided for path in self._files.get(other, ())}
         self.written = max([self.written or 0, *(self._marks[path][1] for path in paths if path in self._marks)])
-        self.held |= {str(path): self._steps[path][1] for path in paths if path in self._steps}
+        found = {str(path): self._file_steps[path][1] for path in paths if path in self._file_steps}
+        self.held |= {path: one.steps for path, one in found.items()}
+        self.starts = {path: one.starts for path, one in found.items()} | self.starts
 
     def _is_decided(self, step: int) -> bool:
         return step in self.skipped or (self.last is not None and step <= self.last)
 
     def _written_again(self) -> Path | None:
-        """A file that holds decided steps alone and is later than they were. One that says its steps in its records
-        must have another step than before: evaluations and late rows are written there too."""
+        """A file that is later than its decided steps and of another training. One that says its steps in its records
+        must hold no other steps and have an earlier one than before, or show a new start: evaluations and late rows are
+        written there too."""
         if self.written is None:
             return None
         going_on = {path for step, paths in self._files.items() if not self._is_decided(step) for path in paths}
         for path, mark in self._marks.items():
-            known = self._steps.get(path)
-            is_new = known is None or bool(set(known[1]) - set(self.held.get(str(path), ())))
-            if mark[1] > self.written and path not in going_on and is_new:
+            found = self._file_steps[path][1] if path in self._file_steps else None
+            starts = found is not None and found.starts > self.starts.get(str(path), found.starts)
+            is_new = found is None or bool(set(found.steps) - set(self.held.get(str(path), ())))
+            if mark[1] > self.written and (starts or (is_new and path not in going_on)):
                 return path
         return None
 
@@ -197,6 +203,8 @@ class Follower:
                 found = self._format_at(path)
                 if not isinstance(found, Format):
                     refusal = found
+                elif found.is_general:  # perhaps the training data
+                    refusal = _cannot_follow(found, self.folder)
                 elif found is one or found.weights is None:
                     return _followed(found, self.folder)
         if refusal is not None and self.settled:
@@ -221,20 +229,21 @@ class Follower:
     def _steps_of(self, path: Path, found: Format) -> list[int]:
         """The steps that a file's records say, which are read again only when the file has changed."""
         mark = _mark(path)
-        known = self._steps.get(path)
+        known = self._file_steps.get(path)
         if mark is None or (known is not None and known[0] == mark):
-            return known[1] if known else []
+            return known[1].steps if known else []
         try:
-            steps = steps_of_records(path, found)
+            read = steps_and_starts(path, found)
         except (UserError, Unreadable):
-            return known[1] if known else []  # it grows, or was damaged; what it held before is decided by its rows
-        self._steps[path] = mark, steps
-        return steps
+            return known[1].steps if known else []  # it grows, or was damaged; what it held is decided by its rows
+        self._file_steps[path] = mark, read
+        return read.steps
 
     def _holds_later(self, files: list[Path], step: int) -> bool:
         """Whether each of these growing files holds a later step already, so that this step is whole."""
         return all(
-            path in self._steps and any(step < later < MOST_STEPS for later in self._steps[path][1]) for path in files
+            path in self._file_steps and any(step < later < MOST_STEPS for later in self._file_steps[path][1].steps)
+            for path in files
         )
 
     def _note_marks(self, paths: Iterable[Path]) -> None:
@@ -293,11 +302,15 @@ class _Wait:
 def _followed(found: Format, folder: Path) -> Format:
     """The format, if its files say which weights sampled them."""
     if found.weights is None:
-        raise UserError(
-            f"{folder}: the format {found.name} does not say which checkpoint sampled a step; name the trainer's with "
-            "--format, or score each file by `squelch score FILE --model CHECKPOINT`"
-        )
+        raise _cannot_follow(found, folder)
     return found
+
+
+def _cannot_follow(found: Format, folder: Path) -> UserError:
+    return UserError(
+        f"{folder}: the format {found.name} does not say which checkpoint sampled a step; name the trainer's with "
+        "--format, or score each file by `squelch score FILE --model CHECKPOINT`"
+    )
 
 
 def _samples(folder: Path, found: Format) -> Iterator[Path]:

@@ -248,7 +248,7 @@ class Session:
             self.monitor.restore(found["monitor"])
             self.follower.last, self.follower.due = found["last"], found["due"]
             self.follower.skipped, self.follower.written = set(found.get("skipped", ())), found.get("written")
-            self.follower.held = dict(found.get("held", {}))
+            self.follower.held, self.follower.starts = dict(found.get("held", {})), dict(found.get("starts", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{self.path} holds no state of a monitor: {error!r}; give another as --state") from error
         where = f"after step {found['last']}" if found["last"] is not None else "without a scored step"
@@ -257,7 +257,8 @@ class Session:
     def _save(self) -> None:
         follower = self.follower
         found = {"form": FORM, "settings": self.settings, "last": follower.last, "due": follower.due}
-        found |= {"skipped": sorted(follower.skipped), "written": follower.written, "held": follower.held}
+        found |= {"skipped": sorted(follower.skipped), "written": follower.written}
+        found |= {"held": follower.held, "starts": follower.starts}
         with as_user_error(OSError, about=f"--state {self.path} cannot be written"):
             write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
 

@@ -122,7 +122,8 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         "--turns",
         choices=("first", "all"),
         default="first",
-        help="which turns of a completion are scored, each under its own prompt (default: first)",
+        help="which turns of a rollout are scored, each under its own prompt; the first of a conversation in a file of "
+        "chats is its last (default: first)",
     )
     parser.add_argument(
         "--tools",

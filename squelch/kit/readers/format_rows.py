@@ -49,6 +49,12 @@ IDS = ("prompt_id", "step", "turn")
 NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids` or `completion_ids`"
 KNOWN_COLUMNS = frozenset(name for names in NAMES.values() for name in names)
 SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
+GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
+"""Columns of a table that tell groups apart, in this order."""
+NO_REWARDS = frozenset(
+    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "id", "index", "idx", "trajectory"}
+)
+"""Columns whose numbers are no rewards."""
 
 
 def fits_columns(columns: Collection[str]) -> bool:
@@ -64,9 +70,9 @@ def is_sample(has: set[str]) -> bool:
 
 
 def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
-    """A row by the names of NAMES."""
+    """A row by the names of NAMES; other numbers are its rewards."""
     row = {key: first(map(record.get, names), known_id if key in IDS else known) for key, names in NAMES.items()}
-    yield {**row, "group": row["prompt_id"]}
+    yield {**row, "group": row["prompt_id"], "rewards": reward_columns(record)}
 
 
 def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -74,7 +80,7 @@ def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
     rewards = {
         name: value for name, value in record.items() if name not in SAID_BY_TRL and (value is None or is_number(value))
     }
-    yield {**{name: record.get(name) for name in ("prompt", "completion", "step", "tools")}, "rewards": rewards}
+    yield {**{name: record.get(name) for name in SAID_BY_TRL}, "rewards": rewards}
 
 
 def verl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -120,13 +126,23 @@ def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
         raise UserError(
             f"{where}: `input_lengths` is {brief(size)}; it must be a number of `token_ids`, without padding"
         )
-    yield from turns_of_ids(ids[:size], mask[:size], shared, where)
+    of_tokens = {"logprobs": one.get("generation_logprobs"), "advantage": one.get("advantages")}
+    yield from turns_of_ids(ids[:size], mask[:size], shared, where, of_tokens)
 
 
 def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """slime, `Sample.to_dict` of the samples that `--save-debug-rollout-data` saves, as JSON Lines."""
-    if record.get("status") == "aborted":
-        yield LeftOut("aborted by slime")
+    reward, status = record.get("reward"), record.get("status")
+    shared = {
+        "step": record.get("rollout_id") if isinstance(record.get("rollout_id"), int) else record.get("step"),
+        "group": record.get("group_index"),
+        "rollout": record.get("index"),
+        "rewards": dict(reward) if isinstance(reward, dict) else {"reward": reward},
+        "versions": span_of(record.get("weight_versions")),
+        "truncated": status == "truncated",
+    }
+    if status in ("aborted", "failed"):
+        yield {**shared, "failed": f"{status} by slime"}
         return
     tokens, size = record.get("tokens"), record.get("response_length")
     if not isinstance(tokens, list) or not isinstance(size, int) or not 0 < size <= len(tokens):
@@ -136,48 +152,112 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     before = len(tokens) - size
     mask = record["loss_mask"] if isinstance(record.get("loss_mask"), list) else [1] * size
     ids, mask = _same_length(tokens, [0] * before + mask, where, "tokens", "loss_mask")
-    reward = record.get("reward")
-    shared = {
-        "step": record.get("rollout_id") if isinstance(record.get("rollout_id"), int) else record.get("step"),
-        "group": record.get("group_index"),
-        "rollout": record.get("index"),
-        "rewards": dict(reward) if isinstance(reward, dict) else {"reward": reward},
-    }
-    yield from turns_of_ids(ids, mask, shared, where)
+    drawn = record.get("rollout_log_probs")
+    of_tokens = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
+    yield from turns_of_ids(ids, mask, shared, where, of_tokens)
+
+
+def span_of(versions: Any) -> list[int | None] | None:
+    """[first, last] of versions in their order, which some trainers write as text; None if none is known, which some
+    write as a negative one."""
+    if not isinstance(versions, list) or not versions:
+        return None
+    found = [_version(versions[0]), _version(versions[-1])]
+    return None if found == [None, None] else found
+
+
+def _version(value: Any) -> int | None:
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else None
 
 
 def areal(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """AReaL 1.0, `WorkflowExecutor._dump_trajectory`: texts with special tokens. The step is the version of the weights
-    that sampled the last token."""
-    head, tail = record.get("head_version"), record.get("tail_version")
+    that sampled the last token. The lowest version is -1 where the prompt's tokens count."""
+    tail = record.get("tail_version")
     yield {
         "prompt": record.get("prompt"),
         "completion": record.get("completion"),
         "step": tail,
         "group": record.get("task_id"),
         "rewards": {"reward": record.get("reward")},
-        "versions": [head, tail],
+        "versions": span_of([record.get("head_version"), tail]),
     }
 
 
 def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """SkyRL 0.4, `dump_per_dataset_eval_results`: texts with special tokens; the score may be one for each token."""
-    score = record.get("score")
+    score, stop = record.get("score"), record.get("stop_reason")
     if isinstance(score, list) and all(map(is_number, score)):
         score = sum(map(as_float, score))
     yield {
         "prompt": record.get("input_prompt"),
         "completion": record.get("output_response"),
         "rewards": {"score": score},
+        "truncated": stop == "length" if isinstance(stop, str) else None,
     }
 
 
+def archive(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """Squelch's own archive, `kit.archive.schema`: a trajectory, whose turns say where their prompts begin."""
+    if record.get("split") != "train":
+        yield LeftOut("of an evaluation")
+        return
+    shared = {
+        "step": record.get("step"),
+        "group": record.get("group_id"),
+        "rollout": f"{record.get('group_id')} {record.get('trajectory')}",
+        "rewards": {"episode_return": record.get("episode_return")},
+        "truncated": record.get("truncated"),
+    }
+    if (cause := record.get("failure_cause")) is not None:
+        yield {**shared, "failed": str(cause).replace("_", " ")}
+        return
+    ids, drawn, turns, segments = (
+        _listed(record, name, where) for name in ("token_ids", "log_probs", "turns", "segments")
+    )
+    begins = [0, *(_position(one, "start", ids, where) for one in segments)]
+    of_tokens = {"logprobs": drawn} if len(drawn) == len(ids) else {}
+    for number, turn in enumerate(turns):
+        start, end = (_position(turn, f"sample_{name}", ids, where) for name in ("start", "end"))
+        fed = max(one for one in begins if one <= start)
+        yield {
+            **shared,
+            "content": partial(_cut, ids, fed, start, end, of_tokens),
+            "shown": start - fed,
+            "turn": number,
+            "versions": span_of([turn.get("version_min"), turn.get("version_max")]),
+        }
+    if not turns:
+        yield LeftOut("nothing was sampled")
+
+
+def _listed(record: Record, name: str, where: str) -> list[Any]:
+    value = record.get(name) or []
+    if not isinstance(value, list):
+        raise UserError(f"{where}: `{name}` is {brief(value)}; it must be a list")
+    return value
+
+
+def _position(value: Any, name: str, ids: Sequence[int], where: str) -> int:
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, int) or not 0 <= found <= len(ids):
+        raise UserError(f"{where}: `{name}` is {brief(found)}; it must be a position in `token_ids`")
+    return found
+
+
 def turns_of_ids(
-    ids: Sequence[int], mask: Sequence[Any], shared: Mapping[str, Any], where: str
+    ids: Sequence[int],
+    mask: Sequence[Any],
+    shared: Mapping[str, Any],
+    where: str,
+    of_tokens: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | LeftOut]:
     """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
-    rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do."""
+    rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do.
+    `of_tokens`: values of a row's key for each of `ids`, or one for all."""
     start, turn, group, rollout = 0, 0, first([shared.get("group")]), first([shared.get("rollout"), where])
+    of_tokens = {key: values for key, values in (of_tokens or {}).items() if _fits(values, len(ids))}
     for end in range(1, len(mask) + 1):
         if end < len(mask) and bool(mask[end]) == bool(mask[start]):
             continue
@@ -185,7 +265,8 @@ def turns_of_ids(
             group = digest_of(ids[:start]) if group is None else group
             yield {
                 **shared,
-                "content": partial(_cut, ids, start, end),
+                "content": partial(_cut, ids, 0, start, end, of_tokens),
+                "shown": start,
                 "turn": turn,
                 "group": group,
                 "rollout": rollout,
@@ -196,8 +277,13 @@ def turns_of_ids(
         yield LeftOut("nothing was sampled")
 
 
-def _cut(ids: Sequence[int], start: int, end: int) -> Row:
-    return {"prompt_ids": list(ids[:start]), "completion_ids": list(ids[start:end])}
+def _fits(values: Any, count: int) -> bool:
+    return not isinstance(values, list) or len(values) >= count
+
+
+def _cut(ids: Sequence[int], first_fed: int, start: int, end: int, of_tokens: Mapping[str, Any]) -> Row:
+    values = {key: each[start:end] if isinstance(each, list) else each for key, each in of_tokens.items()}
+    return {"prompt_ids": list(ids[first_fed:start]), "completion_ids": list(ids[start:end]), **values}
 
 
 def digest_of(prompt: Any) -> str:
@@ -210,6 +296,13 @@ def whole(row: Row) -> Row:
     return (
         {key: value for key, value in row.items() if key != "content"} | row["content"]() if "content" in row else row
     )
+
+
+def column_of(key: str, row: Row, record: Record) -> str:
+    """Where the record has the value of a row's key, in words if it was taken from other columns."""
+    names = (*NAMES.get(key, ()), *record)
+    found = next((name for name in names if record.get(name) is row[key]), None)
+    return f"its {key.replace('_', ' ')}" if found is None else f"`{found}`"
 
 
 def _same_length(ids: Any, mask: Any, where: str, *names: str) -> tuple[list[int], list[Any]]:
@@ -232,11 +325,18 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def whole_step(value: Any, where: str, name: str = "`step`") -> int | None:
-    """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
+def reward_columns(record: Record) -> dict[str, Any]:
+    """The columns of numbers that are rewards as far as is known."""
+    return {key: value for key, value in record.items() if key not in NO_REWARDS and is_number(value)}
+
+
+def step_of(row: Row, record: Record, where: str) -> int | None:
+    """The row's step as a number: tables hold it as a float if it is missing in other rows, and some trainers as
+    text."""
+    value = row.get("step")
     if not known_id(value):
         return None
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
-        raise UserError(f"{where}: {name} is {brief(value)}; it must be a whole number")
+        raise UserError(f"{where}: {column_of('step', row, record)} is {brief(value)}; it must be a whole number")
     return int(text.partition(".")[0])

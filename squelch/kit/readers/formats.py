@@ -1,24 +1,28 @@
 """The files that trainers write, as one table of formats: how a file is recognised, what a record holds, and which
 weights sampled it.
 
-    file ──records.py──▶ records ──Format.rows──▶ rows ──score_files.py──▶ samples for `squelch score`
-                                        │
-                                        └──▶ rewards and groups for `squelch filter` (reward_tables.py)
+`rows.py` reads files by this table, for every command.
 
 A row is one completion of the policy: its prompt, as text, messages or ids, and what it says, with the keys
 
     prompt, completion, reasoning        text or messages
     prompt_ids, completion_ids, …        token ids, which are exact
     tools                                schemas of the tools that its prompt shows, as OpenAI nests them
-    step, turn                           the step as the format counts it; 0 for the first turn of a rollout
+    step, turn                           the step as the format counts it; 0 for the turn that is scored alone: the
+                                         first of a rollout, or the last of a conversation
     group                                what the rows of one prompt share; not compared with prompts
     rollout                              what the turns of one rollout share
+    sampler                              the name of the model that sampled it, if the format says so
+    run                                  which run of the program wrote it
     rewards                              by name; None for a reward function that did not score the row
     content                              instead of prompt and completion, and of what is said of each token: a function
                                          that gives them, for the turns of a long rollout, whose prompts together grow
                                          with the square of their number
+    shown                                with `content`: how many ids its prompt has, about
+    untold                               instead of prompt and completion: why they are missing, in words, though the
+                                         rollout's reward counts
 
-and, where the format says so (a missing key and None are the same),
+and, where the format says so (a missing key and None are the same; values of tokens are not checked),
 
     logprobs                             log p of each token of the completion as it was drawn, in nats; None for one
                                          that was not sampled or has none. As long as `completion_ids`
@@ -33,20 +37,28 @@ Invariants:
 
 - A format is recognised by its columns, and where two match, or none, the user says which with `--format`.
 - A record may be several rows (turns, agents), or none: then the format says why, and the reason is counted.
-- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in `format_rows.py`.
+- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in a module beside `format_rows.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
-from squelch.kit.readers import format_rows, message_graph
+from squelch.kit.readers import (
+    agent_rows,
+    chat_rows,
+    format_rows,
+    harbor_trials,
+    inspect_log,
+    message_graph,
+    trajectory_rows,
+)
 from squelch.kit.readers.format_rows import LeftOut, Row
-from squelch.kit.readers.records import SUFFIXES, Record, columns_of, records
+from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
 from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
@@ -91,10 +103,22 @@ class Format:
     """The columns that are read of a table; None for all."""
     origin: Origin | None = None
     """None for files of any origin."""
+    is_general: bool = False
+    """Whether a file is of this format only if its columns are of no other."""
+    beside: Callable[[Path], Record] | None = None
+    """What stands beside a file and belongs to each of its records."""
+    layout: tuple[str, ...] = ()
+    """Glob patterns of paths that show a folder to be of this format."""
+    without: frozenset[str] = frozenset()
+    """Names of folders, within a folder of samples, that hold none."""
 
     def matches(self, columns: tuple[str, ...]) -> bool:
         """Whether a file with these columns is of this format."""
         return any(needed <= set(columns) for needed in self.needs)
+
+    def laid_out_in(self, folder: Path) -> bool:
+        """Whether a folder has this format's layout."""
+        return any(any(folder.glob(pattern)) for pattern in self.layout)
 
     def step_of(self, path: Path) -> int | None:
         """The step that the path names, the last of its parts first; None if it names none."""
@@ -133,6 +157,7 @@ FORMATS = {
                 "`log_completions=True`",
                 "`completions/completions_N.parquet`",
                 "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
+                by_hand=False,
             ),
         ),
         Format(
@@ -173,9 +198,9 @@ FORMATS = {
                 "verifiers 0.4.0, prime-rl (048a6e23)",
                 "its evaluations; prime-rl's file monitor",
                 "`traces.jsonl`; `monitors/file/traces/stream/`",
-                "exact ids with log-probabilities, turns, tools, each reward, group, versions, failures; messages if "
-                "there are no ids",
+                "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
                 remark=" (N: the policy's version)",
+                by_hand=False,
             ),
         ),
         Format(
@@ -190,7 +215,7 @@ FORMATS = {
                 "NeMo-RL (0275e758)",
                 "always, without NeMo Gym",
                 "`train_data_stepN.jsonl`",
-                "exact ids with log-probabilities and advantages, turns; reward; no group",
+                "ids with log-probabilities and advantages, turns; reward; no group",
                 remark="; `val_data_stepN`: `step_N`",
             ),
         ),
@@ -220,7 +245,7 @@ FORMATS = {
                 "slime (0d234f3e)",
                 "`--save-debug-rollout-data`",
                 "a pickle, which is not read: convert it (below)",
-                "exact ids with log-probabilities, turns, reward, group, versions, failures",
+                "ids with log-probabilities, turns, reward, group, versions, failures",
             ),
         ),
         Format(
@@ -235,6 +260,138 @@ FORMATS = {
                 "`trainer.dump_eval_results` (the default)",
                 "`dumped_evals/global_step_N_evals/`: evaluations only",
                 "text with special tokens, score",
+            ),
+        ),
+        Format(
+            "chat",
+            tuple(frozenset({name}) for name in chat_rows.COLUMNS),
+            chat_rows.chat,
+            origin=Origin(
+                "OpenAI's `messages`, ShareGPT's `conversations`",
+                "",
+                "a conversation a line",
+                "messages with `reasoning_content`, `tool_calls` and `tools`: the last of the assistant, or each "
+                "(`--turns all`); columns of numbers as rewards; group: `prompt_id`, or the same beginning",
+            ),
+            is_general=True,
+        ),
+        Format(
+            "atif",
+            (frozenset({"schema_version", "agent", "steps"}),),
+            trajectory_rows.atif,
+            files="**/trajectory.[cj]*",
+            origin=Origin(
+                "ATIF 1.8.0",
+                "",
+                "`trajectory.json`, or one a line",
+                "each step of an agent: ids with log-probabilities, else messages; tools; no reward",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "harbor",
+            (frozenset({"trial_name", "task_name", "agent_info"}), frozenset({"n_total_trials", "stats"})),
+            trajectory_rows.harbor,
+            files="**/result.json",
+            origin=Origin(
+                "Harbor 0.26.0",
+                "for ids: the agent's `collect_rollout_details`",
+                "the folder of a job or a trial",
+                "as `atif`, with each reward, group by task, failures",
+                by_hand=False,
+            ),
+            beside=harbor_trials.trajectories_beside,
+            layout=("trial.log", "*/trial.log"),
+            without=frozenset({"agent", "artifacts", "steps", "user-agent", "verifier"}),
+        ),
+        Format(
+            "squelch",
+            (frozenset({"token_ids", "loss_mask", "turns", "episode_return"}),),
+            format_rows.archive,
+            step_in_path=re.compile(rf"^step-{_NUMBER}\.parquet$"),
+            files="**/step*.parquet",
+            columns=frozenset(
+                {"step", "group_id", "trajectory", "split", "episode_return", "truncated", "failure_cause"}
+                | {"token_ids", "log_probs", "turns", "segments"}
+            ),
+            origin=Origin(
+                "Squelch",
+                "always",
+                "`groups/step-N.parquet`",
+                "ids with log-probabilities, turns, return, group, versions, failures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "inspect_ai",
+            (frozenset({"eval", "samples"}),),
+            inspect_log.log,
+            files="**/*.eval",
+            origin=Origin(
+                "inspect_ai 0.3.285",
+                "always",
+                "`NAME.eval`, or `.json`",
+                "messages, tools, turns, epochs as a group, each score, limits, failures; no ids or pictures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "art",
+            (
+                frozenset({"trajectory_json", "group_json"}),
+                frozenset({"group_index", "group_logs", "messages"}),
+                frozenset({"trajectories"}),
+                frozenset({"messages_and_choices"}),
+            ),
+            agent_rows.art,
+            step_in_path=re.compile(rf"^{_NUMBER}\.(?:parquet|jsonl)$"),
+            files="**/train/[0-9]*.parquet",
+            origin=Origin(
+                "ART 0.5.23",
+                "always",
+                "`trajectories/SPLIT/N.parquet`; older: `N.jsonl`",
+                "ids with log-probabilities if its server gave them, else messages; tools, turns, reward, group, "
+                "versions, failures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "nemo_gym",
+            (
+                frozenset({"responses_create_params", "response", "reward"}),
+                frozenset({"_ng_failure_class", "_ng_task_index"}),
+            ),
+            agent_rows.nemo_gym,
+            origin=Origin(
+                "NeMo Gym 0.7.0",
+                "always",
+                "`output_jsonl_fpath`",
+                "as `art`, without versions",
+            ),
+        ),
+        Format(
+            "swe_agent",
+            (frozenset({"trajectory", "history", "info"}), frozenset({"attempts"})),
+            agent_rows.swe_agent,
+            files="**/*.traj",
+            layout=("*/*.traj",),
+            origin=Origin(
+                "SWE-agent (04ab2352)",
+                "always",
+                "`INSTANCE.traj`",
+                "messages, turns, group, limits, failures; no ids, tool schemas or reward",
+            ),
+        ),
+        Format(
+            "langfuse",
+            (frozenset({"traceId", "type", "input", "output"}), frozenset({"trace_id", "type", "input", "output"})),
+            agent_rows.langfuse,
+            files="**/*.jsonl*",
+            origin=Origin(
+                "Langfuse (03347058)",
+                "an export of observations as JSON",
+                "any",
+                "each call alone: text or messages, tools, failures; scores if its page exported it; no ids",
             ),
         ),
         Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),
@@ -252,7 +409,7 @@ def format_named(name: str) -> Format:
 
 def trainers_format(path: Path, columns: tuple[str, ...]) -> Format | None:
     """The trainer's format that has these columns, None if none has them. UserError if several do."""
-    found = [one for one in FORMATS.values() if one.matches(columns)]
+    found = [one for one in FORMATS.values() if one.matches(columns) and not one.is_general]
     if len(found) > 1:
         names = " and ".join(one.name for one in found)
         raise UserError(
@@ -261,11 +418,17 @@ def trainers_format(path: Path, columns: tuple[str, ...]) -> Format | None:
     return found[0] if found else None
 
 
-def recognised(path: Path, columns: tuple[str, ...]) -> Format:
-    """The format of a file with these columns. UserError if several formats have them, or none."""
+def recognised(
+    path: Path, columns: tuple[str, ...], fits: Callable[[Collection[str]], bool] = format_rows.fits_columns
+) -> Format:
+    """The format of a file with these columns; `fits`: whether they are those of a table that is read as `columns`.
+    UserError if several formats have them, or none."""
     if (found := trainers_format(path, columns)) is not None:
         return found
-    if not columns or format_rows.fits_columns(columns):  # the reader refuses an empty file
+    general = next((one for one in FORMATS.values() if one.is_general and one.matches(columns)), None)
+    if general is not None and not format_rows.fits_columns(columns):
+        return general
+    if not columns or fits(columns):  # the reader refuses an empty file
         return FORMATS["columns"]
     shown = _shown(columns)
     raise UserError(f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or the columns of {_known()}")
@@ -303,31 +466,6 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
 
 def names_in(folder: Path, found: Format | None) -> list[Path]:
     """The files of samples in a folder, in order; of a format, all that it writes there."""
-    return sorted(one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
-
-
-def steps_of_records(path: Path, found: Format) -> list[int]:
-    """The steps that a file's records say, ascending."""
-    steps = set[int]()
-    for number, record in records(path, found.columns, []):
-        where = f"{path}, row {number}"
-        for row in found.rows(record, where):
-            if not isinstance(row, LeftOut) and (step := format_rows.whole_step(row.get("step"), where)) is not None:
-                steps.add(step)
-    return sorted(steps)
-
-
-def steps_in(
-    folder: Path,
-    found: Format,
-    paths: Iterable[Path] | None = None,
-    of_records: Callable[[Path, Format], list[int]] = steps_of_records,
-) -> dict[int, list[Path]]:
-    """The files of each step in a trainer's folder, by step, in order; by the files' names where these say the step,
-    and otherwise by their records, which `of_records` reads. `paths`: the files, if not all are meant."""
-    steps: dict[int, list[Path]] = {}
-    for path in files_of(folder, found) if paths is None else paths:
-        named = found.step_of(path.relative_to(folder)) if found.step_in_path else None
-        for step in [named] if named is not None else of_records(path, found):
-            steps.setdefault(step, []).append(path)
-    return dict(sorted(steps.items()))
+    found = found or next((one for one in FORMATS.values() if one.laid_out_in(folder)), None)
+    names = (one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
+    return sorted(one for one in names if not (found and found.without & set(one.relative_to(folder).parts[:-1])))

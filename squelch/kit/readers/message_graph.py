@@ -7,6 +7,8 @@ token ids, the scaffold that its own ids begin with (`MessageNode` in verifiers'
 after another, are exactly what the model read and said). Paths that share a beginning share its nodes, so every sampled
 message is one row however often its conversation was rewritten afterwards.
 
+A trace, or a whole episode, that is not `ok` failed; its messages are no samples.
+
 The step is the version of the policy that began the episode, where the trainer stamps it (`run.work.policy.start`), and
 else the step at which the episode was dispatched.
 """
@@ -19,11 +21,17 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first
-from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
+from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number, span_of
 from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
 NOT_TRAINED = "said by an agent that is not trained"
+LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
+"""Conditions under which a trace stopped at a limit."""
+SHORT = 64
+"""Ids of a short message with what the template writes around it: more than a message costs to be rendered."""
+OF_TOKENS = {"logprobs": "logprobs", "advantage": "advantages"}
+"""Keys of a row, and the names of a node's lists with a value for each sampled token."""
 
 
 def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -41,14 +49,40 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
     policy = _object(work.get("policy"))
     shared = {
         "step": first((policy.get("start"), work.get("step"))),
-        "versions": [policy.get("start"), policy.get("end")],
+        "versions": span_of([policy.get("start"), policy.get("end")]),
         "group": _group(record),
+        "run": run.get("id"),
     }
+    whole = "" if any(trace.get("ok") is False for trace in traces) else _failure(record)
     for number, trace in enumerate(traces, 1):
         if _object(trace.get("agent")).get("trainable") is False:
             yield LeftOut(NOT_TRAINED)
+            continue
+        rollout = first((trace.get("id"), f"{where}, trace {number}"))
+        of_trace = {**shared, "rollout": rollout, "truncated": _truncated(trace)}
+        if failed := whole or _failure(trace):
+            yield {**of_trace, "failed": failed}
         else:
-            yield from _trace(trace, shared, where, number)
+            yield from _trace(trace, of_trace, where)
+
+
+def _failure(part: Mapping[str, Any]) -> str:
+    """Why a trace, or an episode whose traces are well, failed, by its last error; empty if it did not, or does not
+    say."""
+    if part.get("ok") is not False:
+        return ""
+    errors = part.get("errors")
+    kind = _object(errors[-1]).get("type") if isinstance(errors, list) and errors else part.get("stop_condition")
+    return f"failed with {kind}" if isinstance(kind, str) else "failed"
+
+
+def _truncated(trace: Mapping[str, Any]) -> bool | None:
+    """As `Trace.is_truncated` in verifiers; None if the trace says nothing of its end."""
+    calls, condition = trace.get("calls"), trace.get("stop_condition")
+    last = [call for call in map(_object, calls if isinstance(calls, list) else ()) if call.get("error") is None][-1:]
+    if condition is None and not last:
+        return None
+    return condition in LIMITS or any(call.get("finish_reason") == "length" for call in last)
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -61,7 +95,7 @@ def _group(record: Record) -> Any:
     return first((_object(record.get("group")).get("id"), task.get("key"), task.get("hash")))
 
 
-def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str, number: int) -> Iterator[Row | LeftOut]:
+def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         raise UserError(f"{where}: `nodes` must be a list of nodes with a `message` each, as verifiers writes them")
@@ -71,13 +105,12 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str, numb
     if not said:
         yield LeftOut("nothing was sampled")
         return
-    contents = _Contents(nodes)
+    contents, shown = _Contents(nodes), _ids_to(nodes)
     if shared["group"] is None:
         shared = {**shared, "group": digest_of(contents.prompt(said[0]))}
-    rollout = first((trace.get("id"), f"{where}, trace {number}"))
     for index in said:
-        content = partial(contents.of, index)
-        yield {"content": content, "turn": before[index], **shared, "rewards": rewards, "rollout": rollout}
+        row = {"content": partial(contents.of, index), "shown": shown[index], "turn": before[index]}
+        yield {**row, **shared, "rewards": rewards}
 
 
 def _is_node(node: Any) -> bool:
@@ -108,6 +141,23 @@ def _sampled_before(nodes: Sequence[Mapping[str, Any]], where: str) -> list[int]
     return found
 
 
+def _ids_to(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Of each node, how many ids the path to it has, about: of a message without ids, as many as of a short one."""
+    found = list[int]()
+    for node in nodes:
+        parent = node.get("parent")
+        found.append(len(node.get("token_ids") or range(SHORT)) + (0 if parent is None else found[parent]))
+    return found
+
+
+def _spread(values: Any, mask: Sequence[Any]) -> list[Any] | None:
+    """The values of the sampled tokens, each at its token, None elsewhere; None if they are not one for each."""
+    if not isinstance(values, list) or len(values) != sum(map(bool, mask)):
+        return None
+    rest = iter(values)
+    return [next(rest) if sampled else None for sampled in mask]
+
+
 class _Contents:
     """The prompts and completions of a trace's nodes. A message is converted once, however many prompts show it."""
 
@@ -120,13 +170,14 @@ class _Contents:
         path = self._path(index)
         ids, mask = self._nodes[index].get("token_ids") or [], self._nodes[index].get("mask") or []
         if not any(mask) or not all(self._nodes[one].get("token_ids") for one in path):
-            tools = [_nested_tool(tool) for tool in self._nodes[path[0]].get("tools") or []]
+            tools = [nested_tool(tool) for tool in self._nodes[path[0]].get("tools") or []]
             said = [self._message(one) for one in path]
             return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
         start = next(i for i, sampled in enumerate(mask) if sampled)
         end = len(mask) - next(i for i, sampled in enumerate(reversed(mask)) if sampled)
         before = [token for one in path[:-1] for token in self._nodes[one]["token_ids"]]
-        return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end])}
+        of_tokens = {key: _spread(self._nodes[index].get(name), mask[start:end]) for key, name in OF_TOKENS.items()}
+        return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end]), **of_tokens}
 
     def prompt(self, index: int) -> Any:
         """The prompt of a sampled node."""
@@ -166,7 +217,8 @@ def _nested_call(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def _nested_tool(tool: Any) -> Any:
+def nested_tool(tool: Any) -> Any:
+    """The schema of a tool as OpenAI nests it."""
     if not isinstance(tool, dict) or "function" in tool:
         return tool
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}

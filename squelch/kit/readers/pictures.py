@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.kit.api.messages import PICTURE_BLOCKS, VIDEO_BLOCKS
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.values import known_id
 from squelch.kit.readers.format_rows import Row
 from squelch.kit.readers.records import Record
 from squelch.kit.records.picture_files import MAX_FILE, picture_of_file, size_of_file
@@ -73,9 +74,9 @@ class PictureFiles:
         for name in VIDEOS:
             if record.get(name):
                 raise UserError(f"{where}, column `{name}`: videos are not read; leave these rows out")
-        name = next((name for name in PICTURES if record.get(name) not in (None, "")), PICTURES[0])
-        given = record.get(name) or None  # an empty cell of a table of texts is ""
-        column = [] if given is None else given if isinstance(given, list) else [given]
+        name = next((name for name in PICTURES if not _is_empty(record.get(name))), PICTURES[0])
+        given = record.get(name)
+        column = [] if _is_empty(given) else given if isinstance(given, list) else [given]
         if len(column) > MOST:
             raise UserError(f"{where}, column `{name}`: {len(column)} pictures; at most {MOST} a row")
         base = self._folder or file.parent
@@ -123,6 +124,11 @@ class PictureFiles:
         raise UserError(
             f"{where}: {shortened(name, 120)!r} leads out of {self._root}; --pictures DIR names the folder of pictures"
         )
+
+
+def _is_empty(cell: Any) -> bool:
+    """Whether a cell holds no picture; an empty cell of a table of texts is ""."""
+    return not known_id(cell) or (isinstance(cell, list) and all(map(_is_empty, cell)))
 
 
 def _of_base64(text: str, where: str) -> bytes:

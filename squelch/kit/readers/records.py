@@ -2,9 +2,10 @@
 
 | suffix, in either case | content |
 |---|---|
-| `.jsonl`, `.json` | JSON Lines, one array of objects, or one object over several lines |
+| `.jsonl`, `.json`, `.traj` | JSON Lines, one array of objects, or one object over several lines |
 | `.jsonl.gz`, `.jsonl.zst` | JSON Lines |
 | `.parquet` | a table |
+| `.eval` | a log of inspect_ai's, an archive (`eval_archives.py`) |
 
 A line may hold a batch, as ms-swift writes a step: each column a list with an entry for each completion.
 
@@ -21,23 +22,27 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from squelch.kit.base.errors import UserError
+from squelch.kit.readers.eval_archives import log_records
 from squelch.kit.untrusted.decoder_process import apart
-from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes, size_text
 from squelch.kit.untrusted.parquet import table_names, table_rows
 from squelch.kit.untrusted.text import MAX_LINE, filled_lines, parse_object
 
 Record = dict[str, Any]
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet", ".eval", ".traj")
 ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
 CHUNK_BYTES = MIB
 """Bytes of a compressed file that are decompressed at once."""
-_PLAIN = (".jsonl", ".json")
+MAX_OBJECT, MOST_INDENTED = 4 * MAX_LINE, 8 * MAX_LINE
+"""Bytes of a file that is one object over several lines, without and with its indentation."""
+_PLAIN = (".jsonl", ".json", ".traj")
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
 
@@ -70,6 +75,9 @@ def records(path: Path, columns: Collection[str] | None, notes: list[str]) -> It
     suffix = suffix_of(path, SUFFIXES, _REMEDY)
     if suffix == ".parquet":
         yield from table_rows(path, columns, ROWS_AT_ONCE, _CUT_OFF)
+        return
+    if suffix == ".eval":
+        yield from log_records(path, notes)
         return
     found = _array(path) if suffix in _PLAIN and _is_array(path) else _lines(path, suffix, notes)
     yield from ((number, one) for number, record in found for one in _of_batch(record))
@@ -113,7 +121,7 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
                 if is_first and line.endswith(b"\n") and line.rstrip().endswith((b"{", b"[", b",", b":")):
                     raise Unreadable(
                         f"{path}, row {number}: the object goes on in the next line; write each record in one line, or "
-                        "all of them in one array"
+                        f"all of them in one array (an object alone may have {size_text(MAX_OBJECT)})"
                     ) from error
                 if is_first or line.endswith(b"\n"):
                     raise
@@ -123,10 +131,19 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
             yield number, record
 
 
+def object_in(path: Path) -> Record:
+    """The object that a whole file is, of at most `MAX_OBJECT` bytes without its indentation: some programs write each
+    token's id into a line of its own."""
+    data = re.sub(rb"\n[ \t]+", b"\n", read_bytes(path, MOST_INDENTED))
+    if len(data) > MAX_OBJECT:
+        raise Unreadable(f"{path} is larger than {size_text(MAX_OBJECT)}, the most that one object may have")
+    return parse_object(data, str(path))
+
+
 def _one_object(path: Path) -> Record | None:
     """The object that the whole file is, if it is one."""
     try:
-        return parse_object(read_bytes(path, MAX_LINE), str(path))
+        return object_in(path)
     except Unreadable:
         return None
 

@@ -1,32 +1,26 @@
 """Reads the rewards and groups of a trainer's file for `squelch filter`.
 
-A file is of a trainer's format (`formats.py`), or any table with a column of prompts or groups and columns of rewards.
-Of a rollout with several turns, the last one's reward counts. Only rewards and a digest of each group are kept, so a
-file of any size takes little memory.
+A file is of a trainer's format (`formats.py`), or any table with a column of prompts or groups and columns of rewards;
+`rows.py` reads it. Of a rollout with several turns, the last one's reward counts; a failed one stays in its group
+without a reward. Only rewards and a digest of each group are kept, so a file of any size takes little memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.kit.base.values import first, known_id
-from squelch.kit.readers.format_rows import NAMES, SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
-from squelch.kit.readers.formats import Format, files_of, format_named, trainers_format
-from squelch.kit.readers.records import Record, columns_of, records
+from squelch.kit.readers.format_rows import GROUP_COLUMNS, NO_REWARDS, as_float
+from squelch.kit.readers.formats import FORMATS, Format, format_named
+from squelch.kit.readers.records import Record
+from squelch.kit.readers.rows import Read, Rows
 from squelch.kit.untrusted.decoder_process import bounded_reading
-from squelch.kit.untrusted.files import brief, shortened
-
-GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
-"""Columns that tell groups apart, in this order."""
-NO_REWARDS = frozenset(
-    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "index", "idx", "trajectory"}
-)
+from squelch.kit.untrusted.files import brief, is_folder, shortened
 
 
 class RewardRow(NamedTuple):
@@ -61,52 +55,37 @@ def read_rewards(path: Path, name: str | None, wanted: Sequence[str], group: str
         group: the column that tells groups apart; None takes the format's own, or a prompt's.
     """
     with bad_files_are_the_users(), bounded_reading(str(path)):
-        named = None if name is None else format_named(name)
-        notes, left_out = list[str](), Counter[str]()
-        rows = _last_turns(_rows(path, named, group, notes, left_out))
+        in_folder = is_folder(path)
+        reader = Rows(
+            path,
+            None if name is None else format_named(name),
+            also=None,
+            fits=lambda columns: not in_folder or bool({group, *GROUP_COLUMNS}.intersection(columns)),
+        )
+        rows = _last_turns(row for read in reader if (row := _reward_row(read, reader.format, group)) is not None)
         weights = _weights(path, rows, wanted)
         totals = [_total(row, weights) for row in rows]
     labels: dict[bytes, int] = {}
     groups = [labels.setdefault(row.group, len(labels)) for row in rows]
-    notes += [f"left out, {reason}: {count}" for reason, count in sorted(left_out.items())]
-    return RewardTable([row.step for row in rows], groups, totals, notes)
+    return RewardTable([row.step for row in rows], groups, totals, [*reader.notes, *reader.notes_on_left_out()])
 
 
-def _rows(
-    path: Path, named: Format | None, group: str | None, notes: list[str], left_out: Counter[str]
-) -> Iterator[RewardRow]:
-    for file in files_of(path, named):
-        found = named or trainers_format(file, columns_of(file))
-        step = None if found is None else found.step_of(file)
-        for number, record in records(file, None, notes):
-            where = f"{file}, row {number}"
-            if found is None or found.name == "columns":
-                yield _of_table(record, group, where)
-                continue
-            for row in found.rows(record, where):
-                if isinstance(row, LeftOut):
-                    left_out[row.reason] += 1
-                else:
-                    yield _of_format(record, row, group, where, step)
-
-
-def _of_format(record: Record, row: Mapping[str, Any], group: str | None, where: str, step: int | None) -> RewardRow:
-    """`step`: of the file's name. The record's other numbers count if they are named."""
+def _reward_row(read: Read, found: Format | None, group: str | None) -> RewardRow | None:
+    """The rewards of a row, none if it failed; None for a failed row that tells no group. The record's other numbers
+    count if they are named."""
+    row, record, is_table = read.row, read.record, found is FORMATS["columns"]
+    failed = row.get("failed") is not None
+    if failed and group is None and first(map(row.get, ("group", "prompt_ids", "prompt"))) is None:
+        return None
+    rewards = {} if failed else {**_numbers(record), **(row.get("rewards") or {})}
+    own = () if failed else tuple(row.get("rewards") or ())
     rollout = str(row["rollout"]) if known_id(row.get("rollout")) else None
-    rewards = {**_numbers(record), **row["rewards"]}
-    at = whole_step(row["step"] if known_id(row.get("step")) else step, where)
-    return RewardRow(at, _key(record, row, group, where), rollout, rewards, tuple(row["rewards"]), where)
+    key = _key(record, {} if is_table else row, group, read.where)
+    return RewardRow(row["step"], key, rollout, rewards, own, read.where)
 
 
 def _numbers(record: Record) -> dict[str, Any]:
     return {key: value for key, value in record.items() if isinstance(value, int | float) and key not in NO_REWARDS}
-
-
-def _of_table(record: Record, group: str | None, where: str) -> RewardRow:
-    name = first(name for name in NAMES["step"] if known_id(record.get(name)))
-    step = None if name is None else whole_step(record[name], where, f"`{name}`")
-    own = tuple(key for key, value in record.items() if key not in NO_REWARDS and is_number(value))
-    return RewardRow(step, _key(record, {}, group, where), None, _numbers(record), own, where)
 
 
 def _key(record: Record, row: Mapping[str, Any], column: str | None, where: str) -> bytes:
@@ -129,7 +108,7 @@ def _key(record: Record, row: Mapping[str, Any], column: str | None, where: str)
     return blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
 
 
-def _last_turns(rows: Iterator[RewardRow]) -> list[RewardRow]:
+def _last_turns(rows: Iterable[RewardRow]) -> list[RewardRow]:
     """The rows without the earlier turns of a rollout."""
     kept: dict[int | tuple[int | None, str], RewardRow] = {}
     for index, row in enumerate(rows):

@@ -1,16 +1,14 @@
 """Reads the files of `squelch score`: prompts and completions of any trainer, converted to ids that the model scores.
 
-`formats.py` recognises a file and reads its records as rows, `squelch.kit.api.samples` converts the rows, with the
-model folder's tokenizer.json and its chat template. Only the rows of the wanted step are kept, so a file of a whole run
-need not fit into memory.
+`rows.py` reads a file's rows, `squelch.kit.api.samples` converts them, with the model folder's tokenizer.json and its
+chat template. Only the rows of the wanted step are kept, so a file of a whole run need not fit into memory.
 
-A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
-counted under a reason. This module imports neither torch nor Ray.
+A malformed row is refused; the error names the file and the row's number. A row that failed, or whose reasoning cannot
+be scored, is counted under a reason. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,17 +22,22 @@ from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.values import known_id
-from squelch.kit.readers.format_rows import NAMES, NEEDED, LeftOut, is_sample, whole, whole_step
-from squelch.kit.readers.formats import Format, files_of, format_named, format_of
+from squelch.kit.readers.format_rows import NEEDED, column_of, is_sample, whole
+from squelch.kit.readers.formats import Format, format_named
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
-from squelch.kit.readers.records import SUFFIXES, records, suffix_of
+from squelch.kit.readers.records import SUFFIXES, suffix_of
+from squelch.kit.readers.rows import Rows
 from squelch.kit.untrusted.decoder_process import bounded_reading
-from squelch.kit.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
+from squelch.kit.untrusted.files import brief, is_file, read_bytes, shortened, state
 from squelch.kit.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:
     from squelch.kit.pictures.geometry import Vision
 
+OF_TOKENS = ("logprobs", "advantage")
+"""Keys that may hold a value for each token and that no score needs."""
+MOST_SHOWN = 2**24
+"""Ids of all prompts of a record: each turn of a long rollout shows those before it again."""
 LARGEST_ID = 2**31 - 1
 """Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
 
@@ -63,7 +66,8 @@ def read_samples(
     turns: Turns = "all",
 ) -> SampleFile:
     """The rows of a file, or of all files in a folder; `step` selects the rows of one step, `name` is the format's,
-    `pictures` the folder of pictures' paths. With `turns` first, the later turns of a long rollout have no content.
+    `pictures` the folder of pictures' paths. With `turns` first, the later turns of a long rollout have no content;
+    with `turns` all, those whose prompts are too many ids are left out with a note.
 
     Raises:
         UserError: a row is malformed, the format is unknown or not clear, or the file has several steps, hence several
@@ -72,94 +76,50 @@ def read_samples(
     with bad_files_are_the_users(), bounded_reading(str(path)):
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a file of samples with {NEEDED}")
-        named = None if name is None else format_named(name)
-        found = _Selection(path, step, named, PictureFiles(path, pictures), turns)
-        files = files_of(path, found.format)
-        for file in files:
-            suffix_of(file, SUFFIXES, f"give one of {', '.join(SUFFIXES)} with {NEEDED}")
-            found.read(file)
-        return found.result()
+        suffix_of(path, SUFFIXES, f"give one of {', '.join(SUFFIXES)} with {NEEDED}")
+        reader = Rows(path, None if name is None else format_named(name), also=(*PICTURES, *VIDEOS), step=step)
+        files, rows = PictureFiles(path, pictures), list[tuple[int, Row]]()
+        of_record, shown = 0, 0
+        for read in reader:
+            of_record, shown = read.number, shown if read.number == of_record else 0
+            row = read.row
+            later = turns == "first" and row.get("turn") and "content" in row
+            shown += 0 if later else row.get("shown", 0)
+            if row.get("failed") is None and shown > MOST_SHOWN:
+                reader.leave_out(f"in a record whose prompts have more than {MOST_SHOWN:,} ids together")
+            elif row.get("untold") is not None:
+                reader.leave_out(row["untold"])
+            elif row.get("failed") is None:
+                row = {**row, "content": None} if later else checked(whole(row), read.record, read.where)
+                files.take(row, read.record, read.file, read.where)
+                rows.append((read.number, {key: value for key, value in row.items() if key not in OF_TOKENS}))
+            if step is None and len(reader.steps) > 1:
+                rows.clear()  # refused once the steps are known
+        return _of_one_step(path, step, reader, rows)
 
 
-class _Selection:
-    """The rows of the wanted step, as they are read."""
-
-    def __init__(
-        self, path: Path, step: int | None, named: Format | None, pictures: PictureFiles, turns: Turns
-    ) -> None:
-        self.format, self._pictures, self._turns = named, pictures, turns
-        self._path, self._step, self._in_folder = path, step, is_folder(path)
-        self._rows: list[tuple[int, Row]] = []
-        self._steps: set[int] = set()
-        self._holds_rows = False
-        self._left_out: Counter[str] = Counter()
-        self._notes: list[str] = []
-        self._count = 0
-
-    def read(self, path: Path) -> None:
-        """Adds a file. In a folder, a file that is of no format is left out with a note."""
-        try:
-            found = format_of(path) if self.format is None else self.format
-        except UserError:
-            if not self._in_folder:
-                raise
-            self._notes.append(f"{path} is left out: its columns are of no known format")
-            return
-        self.format = found
-        named = found.step_of(path if not self._in_folder else path.relative_to(self._path.parent))
-        if self._in_folder and self._step is not None and named not in (None, self._step):
-            self._see(named)
-            return
-        first, number = self._count, 0
-        for number, record in records(path, found.columns and found.columns.union(PICTURES, VIDEOS), self._notes):
-            where = f"{path}, row {number}"
-            for row in found.rows(record, where):
-                if isinstance(row, LeftOut):
-                    self._left_out[row.reason] += 1
-                    continue
-                row = self._checked(row, record, where)
-                row["step"] = named if row.get("step") is None else row["step"]
-                if self._step is None or row["step"] == self._step:
-                    self._pictures.take(row, record, path, where)
-                self._add(first + number, row)
-        self._count = first + number
-
-    def _checked(self, row: Row, record: dict[str, Any], where: str) -> Row:
-        if self._turns == "first" and row.get("turn") and "content" in row:
-            return {**row, "content": None, "step": whole_step(row.get("step"), where)}
-        return checked(whole(row), record, where)
-
-    def _see(self, step: int | None) -> None:
-        self._holds_rows = True
-        if step is not None:
-            self._steps.add(step)
-
-    def _add(self, number: int, row: Row) -> None:
-        self._see(row["step"])
-        if self._step is None and len(self._steps) > 1:
-            self._rows.clear()  # refused once the steps are known
-        elif self._step is None or row["step"] == self._step:
-            self._rows.append((number, row))
-
-    def result(self) -> SampleFile:
-        """The selection; UserError if it is none, or of several steps."""
-        steps = sorted(self._steps)
-        if not self._holds_rows:
-            left = "; ".join(f"{reason}: {count}" for reason, count in sorted(self._left_out.items()))
-            raise UserError(f"{self._path} holds no rows{f' ({left})' if left else ''}; it needs {NEEDED}")
-        if self._step is None and len(steps) > 1:
-            raise UserError(
-                f"{self._path} holds the steps {_some(steps)}, which different policies sampled; select one with "
-                "--step, and give the weights that sampled it"
-            )
-        if not self._rows:
-            raise UserError(
-                f"{self._path} holds no rows of step {self._step}; it has {_some(steps) or 'no column `step`'}"
-            )
-        assert self.format is not None
-        step = self._step if self._step is not None else steps[0] if steps else None
-        notes = [*self._notes, *(f"left out, {reason}: {count}" for reason, count in sorted(self._left_out.items()))]
-        return SampleFile(self.format, step, self._rows, [*notes, *_notes_on(self._rows)])
+def _of_one_step(path: Path, step: int | None, reader: Rows, rows: list[tuple[int, Row]]) -> SampleFile:
+    """The rows that were read; UserError if they are none, or of several steps."""
+    steps, left = sorted(reader.steps), reader.notes_on_left_out()
+    reasons = f" ({'; '.join(left)})" if left else ""
+    if not reader.holds_rows:
+        raise UserError(f"{path} holds no rows{reasons}; it needs {NEEDED}")
+    if step is None and len(steps) > 1:
+        raise UserError(
+            f"{path} holds the steps {_some(steps)}, which different policies sampled; select one with --step, and "
+            "give the weights that sampled it"
+        )
+    if not rows and step not in steps and step is not None:
+        raise UserError(f"{path} holds no rows of step {step}; it has {_some(steps) or 'no column `step`'}")
+    if not rows:
+        raise UserError(f"{path} holds no rows that count{reasons}")
+    assert reader.format is not None
+    return SampleFile(
+        reader.format,
+        step if step is not None else steps[0] if steps else None,
+        rows,
+        [*reader.notes, *left, *_notes_on(rows)],
+    )
 
 
 def notes_on_file(found: SampleFile, path: Path, model: Path) -> list[str]:
@@ -194,9 +154,13 @@ def _evaluated(model: Path, step: int) -> bool:
 def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
     """What the rows of one step show about themselves."""
     spans = [row["versions"] for _, row in rows if row.get("versions")]
-    mixed = sum(first != last for first, last in spans)
+    mixed = sum(None not in span and span[0] != span[1] for span in spans)
     if mixed:
         yield f"{mixed} of {len(rows)} rows were sampled while the weights changed; they are scored with one version"
+    samplers = {str(row["sampler"]) for _, row in rows if row.get("sampler")}
+    if len(samplers) > 1:
+        names = shortened(", ".join(sorted(samplers)), 200)
+        yield f"the rows were sampled by {len(samplers)} models ({names}), and are scored with one"
     groups: dict[bytes, set[str]] = {}
     for _, row in rows:
         if known_id(row.get("group")) and not row.get("turn"):
@@ -214,14 +178,10 @@ def _some(values: Sequence[int]) -> str:
 
 
 def checked(row: Row, record: dict[str, Any], where: str) -> Row:
-    """The row, with its step as a number. UserError, which names the record's column, if a required key is missing or
-    has a wrong type."""
+    """The row. UserError, which names the record's column, if a required key is missing or has a wrong type."""
 
     def column(key: str) -> str:
-        """Where the record has the value of a key, in words if it was taken from other columns."""
-        names = (*NAMES.get(key, ()), *record)
-        found = next((name for name in names if record.get(name) is row[key]), None)
-        return f"its {key.replace('_', ' ')}" if found is None else f"`{found}`"
+        return column_of(key, row, record)
 
     for key in ("prompt_ids", "reasoning_ids", "answer_ids", "completion_ids"):
         if row.get(key) is not None and not _is_ids(row[key]):
@@ -235,7 +195,6 @@ def checked(row: Row, record: dict[str, Any], where: str) -> Row:
         row[key] = given
     if row.get("tools") is not None and not is_tools(row["tools"]):
         raise UserError(f"{where}: `tools` must be a list of JSON schemas")
-    row["step"] = whole_step(row.get("step"), where, column("step") if row.get("step") is not None else "`step`")
     if isinstance(row.get("prompt_id"), list | dict):
         raise UserError(f"{where}: {column('prompt_id')} is {brief(row['prompt_id'])}; it must be one text or number")
     if not is_sample({key for key, value in row.items() if value is not None}):

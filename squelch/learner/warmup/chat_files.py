@@ -75,7 +75,7 @@ def _transcript(given: Any, where: str) -> Transcript:
     if messages[-1]["role"] != "assistant":
         raise Unreadable(f"{where}: the last message is the {messages[-1]['role']}'s; the assistant's must be the last")
     opening, rest = messages[: start + 1], messages[start + 1 :]
-    said = [_said(message["content"], where) for message in rest[::2]]
+    said = [_reply(message["content"], where) for message in rest[::2]]
     return Transcript(opening, list(zip(said, [*rest[1::2], None], strict=True)), where)
 
 
@@ -89,7 +89,7 @@ def _messages(given: Any, where: str) -> list[Message]:
     return [{"role": one["role"], "content": one["content"]} for one in given]
 
 
-def _said(content: str, where: str) -> str:
+def _reply(content: str, where: str) -> str:
     """The reply after its `<think>`, which a rollout feeds."""
     text = content.lstrip()
     if not text.startswith(THINK_OPEN):

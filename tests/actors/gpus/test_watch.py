@@ -94,7 +94,7 @@ def test_nvml_shows_the_gpu_and_what_this_process_holds() -> None:
 
 def test_each_report_is_of_the_time_since_the_last() -> None:
     one = sampled(GpuWatch("rollout-0", "bfloat16", nvml=Nvml([])))
-    one._asked(lambda: None)
+    one._query(lambda: None)
     one.take()
     with one._lock:
         one._busy = [0.5, 0.7]

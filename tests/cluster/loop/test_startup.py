@@ -15,7 +15,7 @@ import pytest
 from squelch.actors.process.stage import OnStage
 from squelch.cluster.commands.arguments import described_place
 from squelch.cluster.commands.existing_runs.status import status
-from squelch.cluster.fleet.waiting import told
+from squelch.cluster.fleet.waiting import announced
 from squelch.cluster.loop import startup
 from squelch.cluster.loop.persistence.run_log import Work
 from squelch.cluster.loop.startup import Startup
@@ -189,7 +189,7 @@ def test_actors_that_are_still_awaited_are_named() -> None:
 
     async def main() -> None:
         calls = {name: asyncio.sleep(at / 100) for at, name in enumerate(["learner", "rollout-0", "b", "c", "d"])}
-        await asyncio.gather(*told(calls, {"rollout-0": "rollout-0 (engine)"}, on_stage).values())
+        await asyncio.gather(*announced(calls, {"rollout-0": "rollout-0 (engine)"}, on_stage).values())
 
     asyncio.run(main())
     assert heard[0] == "0 of 5 up, waiting for learner, rollout-0 (engine), b and 2 more"

@@ -14,6 +14,7 @@ from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
 from squelch.kit.api.samples import Reasonings, SampleReader
 from squelch.kit.api.turns import LATER
 from squelch.kit.text.chat_template import ChatTemplate
+from squelch.kit.text.control_tokens import TextEncoder
 from squelch.kit.text.tokenizer import unknown_id
 from squelch.kit.untrusted.parquet import without_nulls
 from tests.kit.text.made import CHATML, chatml_bpe, metaspace, rendering_here, tiny_words
@@ -422,3 +423,18 @@ def test_a_message_that_shows_a_picture_is_refused_where_text_alone_is_read() ->
     row = {"prompt": [{"role": "user", "content": content}], "completion": "<think>up</think>"}
     with pytest.raises(BadSample, match="row 1: a message shows a picture; `squelch score` reads files with pictures"):
         read(chatml_bpe(), row)
+
+
+def test_a_message_that_many_turns_show_is_searched_for_control_tokens_once(monkeypatch) -> None:
+    searched = list[str]()
+
+    def matched(encoder: TextEncoder, text: str) -> Any:
+        searched.append(text)
+        return search(encoder, text)
+
+    search = TextEncoder.matched
+    monkeypatch.setattr(TextEncoder, "matched", matched)
+    messages = [{"role": ("user", "assistant")[k % 2], "content": f"<think>go {k}</think> up"} for k in range(40)]
+    rows = [{"prompt": messages[:k], "completion": messages[k : k + 1]} for k in range(1, 40, 2)]
+    assert len(read(chatml_bpe(), *rows, turns="all").prompts) == 20
+    assert len(searched) < 3 * len(messages)

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.common import random_qwen2, word
 from squelch.cluster.cli import main
+from squelch.kit.base.errors import UserError
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
 from squelch.kit.readers.formats import FORMATS, Format, format_of
@@ -271,6 +272,19 @@ def test_a_file_or_a_checkpoint_that_still_grows_is_waited_for(trainer: Trainer)
     assert ready is not None and (ready.step, ready.model) == (2, checkpoint)
 
 
+def test_conversations_beside_a_trainers_samples_do_not_end_the_following(trainer: Trainer) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    trainer_files.jsonl(trainer.samples / "0.jsonl", [chat])
+    follower = Follower(trainer.samples, trainer.out)
+    assert "first file" in str(follower.look(0.0).waiting)
+    with pytest.raises(UserError, match="the format chat does not say which checkpoint sampled a step"):
+        Follower(trainer.samples, trainer.out, settled=True).look(0.0)
+    trainer.sample(2), trainer.save(1)
+    for now in (1.0, 2.0, 3.0):
+        look = follower.look(now)
+    assert look.ready is not None and look.ready.step == 2
+
+
 def test_a_checkpoint_that_does_not_come_is_waited_for_so_long_and_all_that_waited_are_skipped_together(
     trainer: Trainer,
 ) -> None:
@@ -346,6 +360,43 @@ def test_rows_of_no_step_and_late_ones_are_no_new_training_and_new_earlier_steps
         file.write_text(file.read_text() + rows(step))
         os.utime(file, (time.time() + 10, time.time() + 10))
         assert follower.look(1.0).again == again, step
+
+
+@pytest.mark.parametrize(
+    ("late", "run", "again"),
+    [
+        (list(range(30)), "r", True),  # from the start
+        (list(range(12, 30)), "r", True),  # from a checkpoint
+        (list(range(25, 30)), "other", True),
+        ([29, 20, 29, 14, 29], "r", False),  # rows that came late
+        ([30], "other", False),  # the next step, by a run that goes on where the first one ended
+    ],
+)
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_training_that_starts_again_in_a_stream_that_holds_its_steps_is_noticed(
+    tmp_path: Path, models: list[Path], late: list[int], run: str, again: bool, pending: bool
+) -> None:
+    def rows(steps: list[int], run: str) -> str:
+        policies = ({"type": "train", "step": step, "policy": {"start": step, "end": step}} for step in steps)
+        found = [trainer_files.episode(*trainer_files.SAMPLES[0], type="train", id=run, work=one) for one in policies]
+        return "".join(json.dumps(one) + "\n" for one in found)
+
+    file = tmp_path / "samples" / "00000.jsonl"
+    file.parent.mkdir()
+    file.write_text(rows(list(range(30)), "r"))
+    for step in range(29 if pending else 30):
+        shutil.copytree(models[0], tmp_path / "saved" / f"step_{step}")
+    follower = Follower(tmp_path / "samples", tmp_path / "saved", settled=True)
+    while (ready := follower.look(1.0).ready) is not None:
+        follower.decided(ready.step, scored=True)
+    assert follower.last == (28 if pending else 29) and follower.look(2.0).again is None
+    file.write_text(file.read_text() + rows(late, run))
+    os.utime(file, (time.time() + 10, time.time() + 10))
+    assert follower.look(3.0).again == (file if again else None)
+    if pending:
+        follower.decided(29, scored=False)
+        os.utime(file, (time.time() + 20, time.time() + 20))
+        assert follower.look(4.0).again == (file if again else None), "whatever is decided meanwhile"
 
 
 def test_a_record_with_a_huge_step_does_not_make_a_growing_file_whole(tmp_path: Path) -> None:

@@ -36,10 +36,58 @@ def test_later_turns_are_counted_or_scored_under_their_own_prompts(tmp_path, tin
     file, model = jsonl(tmp_path / "r.jsonl", spoken(rows)), ("--model", str(tiny_policy), "--no-links")
     first = output(capsys, "score", file, *model)
     assert first["turns"] == {"total": 42, "later": 21} and first["num_samples"] == 21
-    assert "21 of 42 turns (50%) are later ones and left out; turns=all scores each" in first["notes"][0]
+    assert "21 of 42 turns (50%) are left out: of a rollout the first is scored" in first["notes"][0]
     every = output(capsys, "score", file, *model, "--turns", "all")
     assert (every["num_samples"], every["num_prompts"]) == (42, 7 + 21) and every["turns"] == {"total": 42}
-    assert not any("later" in note for note in every["notes"])
+    assert not any("left out" in note for note in every["notes"])
+
+
+def test_a_conversation_is_scored_as_its_messages_are_as_prompts_and_completions(
+    tmp_path, tiny_policy, rows, capsys
+) -> None:
+    given, model = spoken(rows), ("--model", str(tiny_policy), "--no-links")
+    chats = [{"messages": [*row["prompt"], *row["completion"]]} for row in given]
+    lasts = [{"prompt": one["messages"][:-1], "completion": one["messages"][-1:]} for one in chats]
+    chat, turns, last = (
+        jsonl(tmp_path / f"{name}.jsonl", rows) for name, rows in [("chat", chats), ("turns", given), ("last", lasts)]
+    )
+    alone = output(capsys, "score", chat, *model)
+    assert alone["mi_est"] == output(capsys, "score", last, *model)["mi_est"]
+    assert alone["turns"] == {"total": 42, "later": 21} and "of a conversation the last" in alone["notes"][0]
+    every = output(capsys, "score", chat, *model, "--turns", "all")
+    assert every["mi_est"] == output(capsys, "score", turns, *model, "--turns", "all")["mi_est"] != alone["mi_est"]
+
+
+def test_a_job_of_harbor_is_scored_and_filtered_by_its_trials(tmp_path, tiny_policy, rows, capsys) -> None:
+    trial = Path(__file__).parents[1] / "readers" / "agents_files" / "sums" / "two-and-two__0"
+    result, whole = (json.loads((trial / name).read_text()) for name in ("result.json", "agent/trajectory.json"))
+    messages = [{"prompt": row["prompt"], "completion": row["completion"][:1]} for row in spoken(rows)]
+    for place, row in enumerate(messages):
+        folder = tmp_path / "job" / f"{place:02d}"
+        (folder / "agent").mkdir(parents=True)
+        (folder / "trial.log").touch()
+        named = {"trial_name": str(place), "task_name": row["prompt"][0]["content"]}
+        (folder / "result.json").write_text(json.dumps(result | named))
+        asked, said = ({"message": row[key][0]["content"]} for key in ("prompt", "completion"))
+        steps = [{"step_id": 1, "source": "user", **asked}, {"step_id": 2, "source": "agent", **said}]
+        (folder / "agent" / "trajectory.json").write_text(json.dumps(whole | {"steps": steps}))
+    model = ("--model", str(tiny_policy), "--no-links")
+    found = output(capsys, "score", str(tmp_path / "job"), *model)
+    assert found["num_prompts"] == 7
+    assert found["mi_est"] == output(capsys, "score", jsonl(tmp_path / "r.jsonl", messages), *model)["mi_est"]
+    assert output(capsys, "filter", str(tmp_path / "job"))["num_groups"] == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": "a"}, "it must be a list of messages"),
+        ({"schema_version": "ATIF-v1.8", "agent": {}, "steps": [{"source": "tool"}]}, "whose `source` is one of"),
+    ],
+)
+def test_what_is_no_conversation_or_trajectory_is_refused_by_both_commands(tmp_path, capsys, row, said) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [row])
+    assert said in refusal(capsys, "score", path, "--model", str(tmp_path)) and said in refusal(capsys, "filter", path)
 
 
 def test_tools_of_a_file_or_a_column_are_shown_by_the_template(tmp_path, tiny_policy, rows, capsys) -> None:

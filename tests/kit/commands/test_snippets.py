@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from squelch.cluster.cli import main
+from squelch.kit.readers.reward_tables import read_rewards
 from squelch.kit.readers.score_files import notes_on_file, read_samples
 from tests.kit.readers import trainer_files
 
@@ -119,6 +121,35 @@ def test_each_trainers_command_names_the_weights_that_sampled_its_file(tmp_path,
     notes = notes_on_file(found, Path(file), Path(given["--model"]))
     assert found.format.weights is not None and found.format.weights.number_in(Path(given["--model"])) is not None
     assert not [note for note in notes if "you gave" in note]
+
+
+def test_agent_lightnings_hook_writes_the_ids_of_each_call_and_the_last_ones_reward(tmp_path, monkeypatch) -> None:
+    """The events are those of its release 1.0.2: `_capture_event` in `agentlightning/server/proxy.py`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("agentlightning", "agentlightning.hooks"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["agentlightning.hooks"].__dict__["RolloutHooks"] = object
+    hook = module(tmp_path, "agent_lightning").Keep()
+
+    def call(prompt: list[int], said: list[int], status: str = "ok") -> SimpleNamespace:
+        response = {"prompt_token_ids": prompt, "choices": [{"token_ids": said}]}
+        data = {"model_version": 3, "request": {}, "response": response, "status": status, "http_status": 200}
+        return SimpleNamespace(event_type="model_request", data=data)
+
+    for task in (1, 2):
+        for reward in (0.5, 1.0):
+            scored = SimpleNamespace(event_type="reward", data={"value": reward})
+            lost = SimpleNamespace(event_type="model_request", data={"response": {"error": "x"}, "status": "error"})
+            events = [call([task, 9], [20, 21]), lost, call([task, 9, 20, 21, 30], [22]), scored]
+            hook.on_succeeded(SimpleNamespace(input={"task": task}), {"0": events}, None)
+    rows = [row for _, row in read_samples(tmp_path / "rollouts.jsonl").rows]
+    assert [(row["prompt_ids"], row["completion_ids"], row["step"], row["turn"]) for row in rows[:2]] == [
+        ([1, 9], [20, 21], 3, 0),
+        ([1, 9, 20, 21, 30], [22], 3, 1),
+    ]
+    table = read_rewards(tmp_path / "rollouts.jsonl", None, (), None)
+    kept = [(group, reward) for group, reward in zip(table.groups, table.rewards, strict=True) if reward == reward]
+    assert kept == [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0)]
 
 
 def test_the_filter_on_rows_with_a_uid_in_any_order_and_number(tmp_path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.commands.filter import Window, missing_steps
-from squelch.kit.readers import score_files
+from squelch.kit.readers import rows
 from squelch.kit.readers.format_rows import turns_of_ids
 from squelch.kit.readers.records import records
 from squelch.kit.readers.reward_tables import read_rewards
@@ -79,7 +79,7 @@ def test_a_row_of_a_new_step_takes_no_memory_that_grows_with_the_steps_before(tm
         grown.append(tracemalloc.get_traced_memory()[1] - before)
 
     path = jsonl(tmp_path / "steps.jsonl", [ROW | {"step": 0}])
-    monkeypatch.setattr(score_files, "records", many)
+    monkeypatch.setattr(rows, "records", many)
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match=r"holds the steps 0, 1, 2, 3, 4, 5, … \(4000 in all"):

@@ -11,7 +11,8 @@ import pytest
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers.format_rows import split_uid
-from squelch.kit.readers.formats import FORMATS, format_of, steps_in
+from squelch.kit.readers.formats import FORMATS, format_of
+from squelch.kit.readers.rows import steps_in
 from squelch.kit.readers.score_files import SampleFile, notes_on_file, read_samples
 from tests.kit.readers import trainer_files
 from tests.kit.readers.trainer_files import PROMPTS, SAID, SAMPLES

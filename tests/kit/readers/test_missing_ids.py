@@ -9,8 +9,9 @@ import pytest
 
 import squelch
 from squelch.kit.base.errors import UserError
-from squelch.kit.readers.formats import FORMATS, steps_of_records
+from squelch.kit.readers.formats import FORMATS
 from squelch.kit.readers.reward_tables import RewardTable, read_rewards
+from squelch.kit.readers.rows import steps_of_records
 from squelch.kit.readers.score_files import read_samples
 from tests.kit.readers import trainer_files
 from tests.kit.readers.trainer_files import jsonl
@@ -101,6 +102,12 @@ def test_a_missing_step_is_no_step_and_gen_step_is_one(tmp_path, missing) -> Non
 def test_a_step_that_a_table_holds_as_a_float_or_text_is_a_step(tmp_path) -> None:
     rows = [{"step": step, "prompt": "p", "completion": "x"} for step in (3.0, "4", 5)]
     assert steps_of_records(written(tmp_path, rows), FORMATS["columns"]) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("missing", [*MISSING, [], [None], [None, ""]])
+def test_a_column_of_pictures_without_a_picture_holds_none(tmp_path, missing) -> None:
+    row = {"prompt": [{"role": "user", "content": "p"}], "completion": "x", "images": missing}
+    assert "pictures" not in read_samples(written(tmp_path, [row])).rows[0][1]
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, ""])

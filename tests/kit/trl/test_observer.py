@@ -75,13 +75,23 @@ def test_no_row_gets_a_reward_and_none_has_an_effect_before_training() -> None:
     assert called(Observer(), trainer_state=SimpleNamespace(**STATE | {"max_steps": 0})) == [None, None]
 
 
-def test_one_that_is_given_in_one_place_only_says_so_once_and_training_goes_on(said: list[str]) -> None:
-    only_function, only_callback = Observer(), Observer()
-    for _ in range(2):
-        assert called(only_function) == [None, None]
-        only_callback.on_step_end(None, SimpleNamespace(**STATE), None)
-    assert ["add callbacks=[observer]" in said[0], "add it to reward_funcs" in said[1]] == [True, True]
-    assert len(said) == 2
+@pytest.mark.parametrize("rank_zero", [True, False])
+def test_one_that_is_given_in_one_place_only_ends_the_training_in_its_first_step(rank_zero: bool) -> None:
+    state = SimpleNamespace(**STATE | {"is_world_process_zero": rank_zero})
+    with pytest.raises(ValueError, match=r"no callback, so it would score nothing; add callbacks=\[observer\]"):
+        called(Observer(), trainer_state=state)
+    with pytest.raises(ValueError, match="no reward function, so it scores nothing; add it to reward_funcs"):
+        Observer().on_step_end(None, state, None)
+
+
+@pytest.mark.usefixtures("unsharded")
+@pytest.mark.parametrize("column", [{"image": [None, None]}, {"images": [None, []]}])
+def test_a_column_without_a_picture_is_no_reason_not_to_score(
+    model: Any, tokenizer: Any, tmp_path: Path, said: list[str], column: Any
+) -> None:
+    observer, trainer = begun(Observer(every=1, export=False), model.train(), tokenizer, tmp_path), Trainer(tokenizer)
+    called(observer, log_metric=trainer.log, **column)
+    assert trainer.logged and not any("image" in line for line in said)
 
 
 def test_settings_are_refused_before_a_model_is_loaded() -> None:
@@ -245,6 +255,7 @@ def test_a_port_a_state_or_a_hook_that_fails_ends_no_training(
         taken.listen()
         observer = begun(Observer(port=taken.getsockname()[1]), model.train(), tokenizer, tmp_path, step=4)
     assert "averages and alarms start anew" in said[0] and "/metrics is not served" in said[1]
+    called(observer, trainer_state=SimpleNamespace(**STATE | {"global_step": 4}), log_metric=Trainer(tokenizer).log)
     state = SimpleNamespace(**STATE | {"global_step": 5})
     hooks: list[Callable[[], None]] = [
         lambda: observer.on_step_end(None, state, None),

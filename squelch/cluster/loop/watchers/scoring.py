@@ -295,7 +295,7 @@ class Scoring(Watcher):
         one probe evaluation, the newest; every earlier one gets a record of its own before it. The seconds of the wait
         do not count as part of the step."""
         started = time.time()
-        if self.stopping.asked:
+        if self.stopping.requested:
             await self._free_cores()
         await self.drain()
         for found in self.take_earlier():
