@@ -372,6 +372,22 @@ def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
     )
 
 
+def test_a_file_that_marks_no_reasoning_is_refused_with_the_flags_of_its_prompts_answer(
+    tmp_path, tiny_policy, rows, capsys
+):
+    bare = [row["completion"].replace("<think>", "").replace("</think>", "") for row in rows]
+    asking = [
+        {**row, "prompt": f"{row['prompt']} <answer>", "completion": said} for row, said in zip(rows, bare, strict=True)
+    ]
+    file, model = jsonl(tmp_path / "r.jsonl", asking), ("--model", str(tiny_policy))
+    message = refusal(capsys, "score", file, *model)
+    assert f"{UNMARKED}: {len(rows)}" in message and "(regime unmarked): prompts ask for <answer>: " in message
+    assert "--reasoning before_answer and --answer '<answer>' take what stands before it" in message
+    found = output(capsys, "score", file, *model, "--reasoning", "before_answer", "--answer", "<answer>")
+    assert found["num_samples"] == len(rows) and found["links"]["answers"] == len(rows)
+    assert "before_answer needs the text" in refusal(capsys, "score", file, *model, "--reasoning", "before_answer")
+
+
 def test_a_completion_that_is_not_divided_is_no_reasoning_in_any_line(tmp_path, tiny_policy, rows, capsys):
     file = jsonl(tmp_path / "r.jsonl", rows)
     found = [output(capsys, "score", file, "--model", str(tiny_policy), *way) for way in (WHOLE, ("--whole",))]
