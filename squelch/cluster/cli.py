@@ -33,6 +33,7 @@ COMMANDS = {
     "eval": ("cluster.commands.existing_runs.eval", "measure success on the fixed validation tasks"),
     "tiny": ("cluster.commands.tiny", "build the embedded tiny policy"),
     "warmup": ("cluster.commands.warmup", "fine-tune a model on demonstrations or conversations before training"),
+    "check": ("cluster.commands.check", "say what is wrong with a run, or with other trainers' files"),
     "filter": ("kit.commands.filter", "show which groups the filter keeps, from a file of rewards"),
     "mi": ("kit.commands.mi", "measure whether reasoning depends on its input, from a score matrix"),
     "score": ("kit.commands.score", "the same from prompts and completions of any trainer"),
@@ -64,6 +65,7 @@ examples:
   squelch train sokoban --resume               continue from the last checkpoint
   squelch watch runs/frozenlake                live view of a run
   squelch inspect runs/frozenlake              read its trajectories in the browser
+  squelch check runs/frozenlake                what is wrong with it; exit code 1 if that is critical
   squelch scale runs/frozenlake --rollout-workers 3
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
   squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban

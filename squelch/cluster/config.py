@@ -52,6 +52,7 @@ from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS
+from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.metrics.settings import RecorderConfig
 from squelch.kit.text.answer_start import COMPLETION
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
@@ -94,6 +95,7 @@ class RunConfig(Settings):
     environment_actor: EnvironmentActorConfig = EnvironmentActorConfig()
     scorer: ScorerConfig = ScorerConfig()
     recorder: RecorderConfig = RecorderConfig()
+    findings: FindingsConfig = FindingsConfig()
     validation: ValidationConfig = ValidationConfig()
     gradients: GradientsConfig = GradientsConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -117,8 +117,9 @@ class LoopConfig(Settings):
     """Number of newest checkpoints that are kept, besides the best and the newest from before an alarm or a bad state
     of the reasoning."""
     on_alarm: Literal["none", "pause"] = "none"
-    """What happens beside the report when an alarm is raised, or the reasoning falls silent or becomes untrue: `pause`
-    ends the run after the next step's checkpoint with exit code 3; `--resume` goes on."""
+    """What happens beside the report when an alarm is raised, the reasoning falls silent or becomes untrue, or a
+    finding becomes critical: `pause` ends the run after the next step's checkpoint with exit code 3; `--resume` goes
+    on."""
 
 
 class ValidationConfig(Settings):

@@ -12,6 +12,7 @@ import squelch.actors.play.metrics
 import squelch.actors.rollout.metrics
 import squelch.kit.diagnosis.metrics
 import squelch.kit.filter.metrics
+import squelch.kit.findings.metrics
 import squelch.kit.metrics.training
 import squelch.kit.scoring.metrics
 import squelch.learner.decomposition.metrics
@@ -63,5 +64,6 @@ REGISTRY = Registry(
     squelch.learner.decomposition.metrics.METRICS,
     squelch.actors.rollout.metrics.METRICS,
     squelch.actors.gpus.metrics.METRICS,
+    squelch.kit.findings.metrics.METRICS,
 )
 """The table of any trainer, that of the run, and the components' in the order of a training step."""

@@ -10,6 +10,7 @@ import yaml
 
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.findings.catalogue import catalogue
 from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.metrics.settings import RecorderConfig
 from tests.prometheus import ALERTS, RULES, alerts, need_prometheus, running_alertmanager, running_prometheus, until
@@ -135,6 +136,16 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
     "SquelchCriterionGamed": [
         ({"squelch_gaming_suspected": "0 1"}, "1m", {}),
         ({"squelch_gaming_suspected": "1 0"}, "1m", None),
+    ],
+    "SquelchFindingCritical": [
+        ({'squelch_finding{name="kl_high",severity="critical"}': "0 1"}, "1m", {"name": "kl_high"}),
+        ({'squelch_finding{name="kl_high",severity="warning"}': "0 1"}, "1m", None),
+        ({'squelch_finding{name="success_collapsed",severity="critical"}': "0 1"}, "1m", None),
+    ],
+    "SquelchFindingWarning": [
+        ({'squelch_finding{name="kl_high",severity="warning"}': "0 1"}, "1m", {"name": "kl_high"}),
+        ({'squelch_finding{name="kl_high",severity="notice"}': "0 1"}, "1m", None),
+        ({'squelch_finding{name="kl_high",severity="warning"}': "1 0"}, "1m", None),
     ],
     "SquelchCollapsed": [
         ({"squelch_collapsed": "0 1"}, "1m", {}),
@@ -264,6 +275,16 @@ def test_every_rule_has_a_section_of_the_runbook_and_every_section_a_rule() -> N
     assert sorted(headings) == sorted(rule["alert"] for rule in RULES)
     linked = [rule["annotations"]["runbook_url"] for rule in RULES]
     assert linked == [anchor(rule["alert"]) for rule in RULES]
+
+
+def test_findings_with_a_rule_of_their_own_are_left_out_of_the_rules_by_severity() -> None:
+    own = "|".join(name for name, entry in catalogue().items() if entry.alert)
+    by_severity = [rule for rule in RULES if rule["alert"].startswith("SquelchFinding")]
+    assert [rule["expr"] for rule in by_severity] == [
+        f'squelch_finding{{severity="{severity}",name!~"{own}"}} == 1' for severity in ("critical", "warning")
+    ]
+    assert [rule["labels"]["severity"] for rule in by_severity] == ["critical", "warning"]
+    assert {entry.alert for entry in catalogue().values() if entry.alert} <= {rule["alert"] for rule in RULES}
 
 
 def test_every_section_of_the_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:

@@ -146,15 +146,6 @@ class Gaming:
         lows = [gain_interval(*pair)[1] for pair in ((a, b), (b, c), (a, c))]
         self.raised = is_rising(self.trend) and is_flat(self.gain[0], lows)
 
-    def text(self) -> str:
-        """The warning in words."""
-        (first, _), *_, (last, _) = self.validations
-        mean, low, high = self.gain
-        return (
-            f"kept variance rose by {self.trend.rise:.0%} from step {first} to {last} while validation success did not "
-            f"({mean:+.3f} [{low:+.3f}, {high:+.3f}]): the policy may be acting at random to be kept"
-        )
-
     def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry."""
         return {

@@ -52,7 +52,8 @@ def application(
     pages.run_metrics.refresh()
     app = Starlette(
         routes=[
-            Route("/", pages.group_list),
+            Route("/", pages.overview),
+            Route("/groups", pages.group_list),
             Route("/group", pages.group),
             Route("/compare", pages.compare),
             Route("/search", pages.search),

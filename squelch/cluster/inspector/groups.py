@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -216,6 +216,13 @@ class GroupIndex:
         table = self.table.filter(pc.equal(self.table["task_key"], task_key))
         names = ["step", "group_id", "mean_return", "success", "decision", "reward_variance", "returns", "successes"]
         return table.select(names).to_pylist()
+
+    def rows(self, groups: Collection[tuple[int, str]]) -> list[dict[str, Any]]:
+        """The rows of these groups, named by step and id; those that are not there are left out."""
+        with self._lock:
+            table = self.table
+        found = (row_of(table, step, name) for step, name in groups)
+        return table.take(np.array([row for row in found if row is not None], int)).to_pylist()
 
     def values(self, column: str) -> list[str]:
         """The distinct values of a text column, sorted."""

@@ -7,6 +7,7 @@ that they fit all prompts alike. The rows are sorted by their own prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 from markupsafe import Markup
 
+from squelch.cluster.inspector.previews import prompt_words
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.cluster.inspector.trajectories import (
     Board,
@@ -25,7 +27,11 @@ from squelch.cluster.inspector.trajectories import (
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace
 from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.pair_budget import estimate
+from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
+from squelch.kit.diagnosis.regime import dependence_words
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
+from squelch.kit.diagnosis.uncertainty import uncertainty
 from squelch.kit.records.records import Trajectory
 
 MOST_TEMPLATES = 60
@@ -76,9 +82,38 @@ class Heatmap:
         apart = -(-len(prompts) // MOST_ROW_LABELS)
         return list(zip(middles.tolist(), prompts.tolist(), strict=True))[::apart]
 
-    def found(self) -> np.ndarray:
-        """(num_samples,) whether the own prompt is the likeliest of those scored."""
-        return np.nanargmax(self.matrix.values[self.order], axis=1) == self.source
+
+@dataclass(frozen=True)
+class Judged:
+    """What a matrix alone says. `found`: share of the reasonings whose own prompt is the likeliest, and `chance` that
+    share by chance; `depends`: whether reasonings depend on their prompts, None if that is not known; `words`: what
+    decides it."""
+
+    num_samples: int
+    found: float
+    chance: float
+    depends: bool | None
+    words: str
+
+
+def judged(matrix: ScoreMatrix) -> Judged:
+    """Judges a matrix by its own pairs, as a scorer step does; its prompts count alike. Of one with pairs that were not
+    scored, reasonings with fewer than two scored prompts, and those without their own, are left out."""
+    finite = np.isfinite(matrix.values)
+    own = finite[np.arange(len(finite)), matrix.source]
+    used = own & (finite.sum(axis=1) > 1) & (matrix.lengths > 0)
+    values, lengths, source = np.where(finite, matrix.values, np.nan)[used], matrix.lengths[used], matrix.source[used]
+    if not used.any():
+        return Judged(0, math.nan, math.nan, None, "MI is not known")
+    if finite[used].all():
+        scores = usable(values, lengths, source)
+        report = proxies_of_scores(scores)
+        metrics = report.metrics() | uncertainty(scores, report).metrics()
+    else:
+        metrics = estimate(values, lengths, source).metrics(None, 1e-3)
+    depends, words = dependence_words(metrics)
+    found, chance = metrics["retrieval_accuracy"], metrics["retrieval_chance"]
+    return Judged(int(used.sum()), found, chance, depends, words)
 
 
 def posterior(log_likelihood: np.ndarray) -> np.ndarray:
@@ -95,11 +130,12 @@ def heatmap(matrix: ScoreMatrix) -> Heatmap:
 
 @dataclass(frozen=True)
 class PromptView:
-    """A prompt of a matrix: where it was shown, its text and its board."""
+    """A prompt of a matrix: where it was shown, its text, its board, and the first words of its last message."""
 
     place: TurnPlace
     text: Markup
     board: Board | None
+    words: str
 
 
 @dataclass(frozen=True)
@@ -151,8 +187,10 @@ class Texts:
     def prompt(self, place: TurnPlace) -> PromptView:
         """A prompt, for the page."""
         trajectory = self.trajectory(place)
-        text = self.pieces.text(trajectory.prompt_ids(place.turn))
-        return PromptView(place, readable(text), board_of(self.environment[place.group], text))
+        ids = trajectory.prompt_ids(place.turn)
+        text = self.pieces.text(ids)
+        board = board_of(self.environment[place.group], text)
+        return PromptView(place, readable(text), board, prompt_words(ids, self.pieces))
 
     def tokens(self, place: TurnPlace) -> Markup:
         """The tokens of a reasoning, coloured by the log-probability with which they were sampled."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,13 +20,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.templating import Jinja2Templates
 
 from squelch.cluster.grafana.prometheus import Prometheus
-from squelch.cluster.inspector import curves, matrices
+from squelch.cluster.inspector import course, curves, matrices, overview
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.by_kind_and_turn import HEIGHT, WIDTH
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.previews import Preview, Previews
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
+from squelch.cluster.inspector.small_matrices import Small, small, spaced
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
 from squelch.cluster.inspector.trajectories import GroupView, group_view
@@ -35,7 +38,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline
 from squelch.kit.base.errors import UserError
-from squelch.kit.untrusted.files import brief
+from squelch.kit.untrusted.files import Unreadable, brief
 
 SHOWS = ("posterior", "gap")
 ALONE = "-"
@@ -62,6 +65,7 @@ class Pages:
         self.others = {other.name: RunMetrics(other) for other in others}
         self.timeline = Timeline(folder.store)
         self.own_format = OwnFormat(folder)
+        self.previews = Previews(folder)
         self._pieces: Pieces | None = None
 
     @property
@@ -71,6 +75,36 @@ class Pages:
             self._pieces = Pieces(self.folder.tokenizer(), f"the tokenizer of {self.folder.store.where()}")
         return self._pieces
 
+    # --- the first page ---
+
+    def overview(self, request: Request) -> Response:
+        """What is wrong with the run, its course, its score matrices in small, and what to do next."""
+        self.run_metrics.refresh()
+        problems = list[str]()
+        with _said(problems):
+            self.timeline.refresh()
+        run, scored = self.run_metrics.status(self.now()), self.folder.scored()
+        held = self.run_metrics.findings()
+        found = overview.notes(held, self.timeline.told, scored)
+        columns = dict(zip(course.KEYS, self.run_metrics.table(course.KEYS).T, strict=True))
+        span, kept = course.ends(columns["step"]), list(self.folder.checkpoints())
+        marks = [course.mark("checkpoint", step, span) for step in kept]
+        marks += [course.mark(one.kind, one.step, span, str(one.number)) for one in found]
+        smalls, place = self._smalls(scored, problems), self.folder.store.where()
+        return self._page(
+            request, "overview.html", verdict=overview.verdict(run, held, columns["success"]),
+            tone=overview.tone(run, held), next=overview.next_step(run, held, place), notes=found,
+            plots=course.plots(columns), span=span, marks=marks, checkpoints=kept, smalls=smalls,
+            regimes=self.run_metrics.regimes, problems=problems,
+        )  # fmt: skip
+
+    def _smalls(self, scored: Sequence[int], problems: list[str]) -> list[Small]:
+        found = []
+        for step in spaced(scored):
+            with _said(problems):
+                found += [small(step, matrix) for matrix in list(self.folder.scores(step).values())[:1]]
+        return found
+
     # --- the list of groups ---
 
     def group_list(self, request: Request) -> Response:
@@ -79,10 +113,19 @@ class Pages:
         self.groups.refresh()
         found = self.groups.select(query)
         values = {name: self.groups.values(column) for name, column in FILTERS.items()}
-        strip = strip_of(self.groups.table, found.rows)
+        strip, rows = strip_of(self.groups.table, found.rows), found.page()
         return self._page(
-            request, "groups.html", query=query, found=found, rows=found.page(), values=values, strip=strip
-        )
+            request, "groups.html", query=query, found=found, rows=rows, values=values, strip=strip,
+            previews=self._previews(rows),
+        )  # fmt: skip
+
+    def _previews(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Preview]:
+        """Those of these groups that there was time for; empty ones if the tokenizer is damaged, so that the list goes
+        on."""
+        try:
+            return self.previews.of(rows, self.pieces)
+        except Unreadable:
+            return {row["group_id"]: Preview("", "") for row in rows}
 
     # --- one group, and two ---
 
@@ -125,7 +168,9 @@ class Pages:
         text = request.query_params.get("text", "").strip()
         newest = self._number(request, "newest", 2**31) if "newest" in request.query_params else None
         found = search(self.folder, self.pieces, text, newest) if text else None
-        return self._page(request, "search.html", text=text, found=found)
+        self.groups.refresh()
+        rows = self.groups.rows({(hit.step, hit.group_id) for hit in found.hits}) if found else []
+        return self._page(request, "search.html", text=text, found=found, previews=self._previews(rows))
 
     # --- score matrices ---
 
@@ -139,9 +184,10 @@ class Pages:
         if shows not in SHOWS:
             raise UserError(f"`show` is {brief(shows)} in the address; it must be one of: {', '.join(SHOWS)}")
         cell = self._cell(request, step, heat) if heat is not None and "row" in request.query_params else None
+        judged = None if heat is None else matrices.judged(heat.matrix)
         return self._page(
             request, "scores.html", step=step, scored=scored, scope=scope, scopes=scopes, heat=heat, shows=shows,
-            cell=cell, shares=SHARES, scales=matrices.SCALES,
+            cell=cell, shares=SHARES, scales=matrices.SCALES, judged=judged, regimes=self.run_metrics.regimes,
         )  # fmt: skip
 
     def cell(self, request: Request) -> Response:
@@ -389,6 +435,15 @@ class Pages:
         """The page that says what is wrong with the address or with a file; it reads no file itself."""
         facts = {"message": str(error), "run": None, "stamp": "", "path": request.url.path}
         return self.templates.TemplateResponse(request, "error.html", facts, status_code=422)
+
+
+@contextmanager
+def _said(problems: list[str]) -> Iterator[None]:
+    """Adds what is wrong with a file to the problems, so that the page shows the rest."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error))
 
 
 def _closed(parts: Any) -> Any:

@@ -2,7 +2,7 @@
 
 `RunMetrics` follows `metrics.jsonl` and keeps the columns that a chart shows, so that a step of a long run costs a few
 hundred bytes. Of whole lines it keeps those that `cluster.runs.status` needs: the newest ones, and the last ones with a
-validation and with a scorer step.
+validation, a scorer step, a regime, and the evaluation of the probe that the regime is of.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from squelch.cluster.config import RunConfig
 from squelch.cluster.inspector.by_kind_and_turn import Parts, Row
+from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
+from squelch.cluster.runs.next_run import remedy
 from squelch.cluster.runs.shapes import check_metrics
-from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
+from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
 from squelch.kit.archive.reader import METRICS
-from squelch.kit.base.errors import bad_files_are_the_users
+from squelch.kit.archive.store import Stat
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.findings.finder import Finding
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,8 @@ class RunMetrics:
         self.folder = folder
         self._follower = LineFollower(folder.store, METRICS)
         self._lock = threading.Lock()
+        self._replayed: tuple[Stat | None, list[tuple[Finding, str]]] | None = None
+        """File facts of the metrics, and the findings in them."""
         self._clear()
 
     def _clear(self) -> None:
@@ -169,6 +176,8 @@ class RunMetrics:
         """`KEYS` of each line; NaN where it has no number."""
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS + 2)
         self._marked: dict[str, dict[str, Any]] = {}
+        self.regimes: dict[int, str] = {}
+        """The first turn's regime by scored step."""
         self._parts = Parts()
 
     def refresh(self) -> None:
@@ -193,13 +202,38 @@ class RunMetrics:
             self._marked["validation"] = line
         if line.get(f"{_TURN}/mi_est") is not None:
             self._marked["scorer step"] = line
+        if (regime := regime_of(line)) is not None:
+            self.regimes[int(line.get("scorer/step") or line["step"])] = regime
+            self._marked |= {"regime": line, "its probe": self._marked.get("probe", line)}
+        if line.get("probe/step") is not None:
+            self._marked["probe"] = line
 
     def status(self, now: float) -> RunStatus:
         """The run's status at `now`, unix seconds."""
         with self._lock:
-            found = {line["step"]: line for line in (*self._marked.values(), *self._recent)}
-        lines = [found[step] for step in sorted(found)]
-        return status_of(self.folder, lines, now)
+            found = {id(line): line for line in (*self._marked.values(), *self._recent)}
+        return status_of(self.folder, sorted(found.values(), key=lambda line: line["step"]), now)
+
+    def findings(self) -> list[tuple[Finding, str]]:
+        """The findings that hold, each with its command; those of a run of an earlier release are found again from its
+        metrics. UserError for a damaged file."""
+        found = self.folder.findings()
+        if found is not None:
+            return found
+        stamp = self.folder.metrics_stamp()
+        if self._replayed is None or self._replayed[0] != stamp:
+            config = self._config()
+            held = replayed(self.folder.metrics()).open
+            again = [(one, "" if config is None else remedy(config, one)) for one in held]
+            self._replayed = stamp, again
+        return self._replayed[1]
+
+    def _config(self) -> RunConfig | None:
+        """The run's configuration; None if this release cannot read it."""
+        try:
+            return self.folder.config()
+        except UserError:
+            return None
 
     def table(self, keys: Sequence[str]) -> np.ndarray:
         """(num_steps, num_keys) values of `keys`; NaN where a step has none."""

@@ -22,7 +22,7 @@ from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.counting_nothing import CountingNothing
 from squelch.cluster.loop.watchers.decomposing import Decomposing
 from squelch.cluster.loop.watchers.early_stopping import EarlyStopping
-from squelch.cluster.loop.watchers.fruitless_warning import FruitlessWarning
+from squelch.cluster.loop.watchers.findings import FindingsWatcher
 from squelch.cluster.loop.watchers.gaming_warning import GamingWarning
 from squelch.cluster.loop.watchers.probing import Probing
 from squelch.cluster.loop.watchers.scoring import LastScoring, Scoring
@@ -49,13 +49,12 @@ def make_coordinator(
     steps = OpenSteps(config, fleet, play, state, say)
     alarms, scaling = Alarms(config, run_log), Scaling(config, fleet, say)
     scoring = Scoring(config, fleet, run_log, alarms, stopping, steps.cancel)
-    early_stopping, gaming = EarlyStopping(config), GamingWarning(config, run_log)
+    early_stopping, gaming = EarlyStopping(config), GamingWarning(config)
     validation = Validation(config, play, run_log, (early_stopping.validated, gaming.validated))
     watchers: list[Watcher] = [
         early_stopping,
         gaming,
-        FruitlessWarning(config, run_log),
-        CountingNothing(config, run_log),
+        CountingNothing(config),
         validation,  # after those that may make the step the last
         scoring,
         Probing(config, play, scoring, run_log),
@@ -63,6 +62,7 @@ def make_coordinator(
         alarms,  # reads the scorer's metrics of the step
         Decomposing(config, learning, play),
         scaling,
+        FindingsWatcher(config, run_log),  # sees what the others found
     ]
     return Coordinator(
         config=config,

@@ -24,6 +24,7 @@ from squelch.cluster.report.runs import Study, differing
 from squelch.cluster.setting_keys import labels_of
 from squelch.cluster.sweep.table import text
 from squelch.kit.base.disk import write_whole
+from squelch.kit.findings.words import evidence_text
 from squelch.kit.process.terminal import one_line
 from squelch.kit.untrusted.files import WrongKind, shortened
 
@@ -80,6 +81,7 @@ def make_report(study: Study, data_folder: str) -> Report:
         subtitle=subtitle_of(study),
         data=data_folder,
         figure_css=Markup(dark_css()),
+        findings=found_in(study),
         arms=_arms_table(arms),
         notes=study.notes,
         figures=[_shown(figure, Markup(svgs[figure])) for figure in drawn],
@@ -88,6 +90,22 @@ def make_report(study: Study, data_folder: str) -> Report:
     )
     data = {f"{figure.name}.csv": csv_text(found[figure]) for figure in drawn}
     return Report(html + "\n", data | {"arms.csv": csv_text(arms)}, drawn, missing)
+
+
+def found_in(study: Study) -> list[dict[str, Any]]:
+    """What is wrong with each run that says so, the most severe first; an only run of an earlier release is judged by
+    its metrics."""
+    from squelch.cluster.runs.findings import replayed
+
+    shown: list[dict[str, Any]] = []
+    for run in study.runs:
+        found = run.findings
+        if found is None:
+            found = [(one, "") for one in replayed(run.lines).open] if len(study.runs) == 1 else []
+        for one, command in found:
+            told = {"run": Path(run.folder).name if len(study.runs) > 1 else "", "finding": one, "command": command}
+            shown.append({**told, "evidence": ", ".join(map(evidence_text, one.evidence))})
+    return sorted(shown, key=lambda one: -one["finding"].rank)
 
 
 def _shown(figure: ReportFigure, svg: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import series
@@ -26,9 +26,12 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import one_line
 from squelch.kit.untrusted.files import shortened
 
+if TYPE_CHECKING:
+    from squelch.kit.findings.finder import Finding
+
 NOT_OF_THE_ARM = (
     *("seed", "name", "runs_dir", "cluster", "recorder", "environment.train_seed", "environment.validation_seed"),
-    "model.cache",
+    *("model.cache", "findings"),
 )
 """Settings, and blocks of settings, that differ between the runs of one arm."""
 MAX_LABEL_SETTINGS = 4
@@ -44,6 +47,8 @@ class Run:
     folder: str
     settings: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
+    findings: Sequence[tuple[Finding, str]] | None = None
+    """Those that hold, with their commands; None in a run of a release without findings."""
 
     @property
     def seed(self) -> int:
@@ -158,7 +163,7 @@ def read_run(place: Path | Store) -> Run:
     for key, kind in (("seed", int), (played, str), ("filter.rule", str)):
         if not isinstance(settings.get(key), kind):
             raise UserError(f"{folder}/config.yaml is not the resolved configuration of a run: `{key}` is missing")
-    return Run(folder, settings, reader.metrics())
+    return Run(folder, settings, reader.metrics(), reader.findings())
 
 
 def study_of(runs: Sequence[Run]) -> Study:

@@ -11,6 +11,7 @@ says, and `cluster.runs.shapes` defines their shape.
     events.jsonl                       events            from the start
     groups/step-NNNNNN.parquet         groups, steps     one step late; merged ones: `kit.archive.parts`
     groups/index-NNNNNN.parquet        index             with the step's part
+    findings.json                      findings          from the start; of an earlier release not
     scores/step-NNNNNN.parquet         scores, scored    after each scorer step
     tokenizer.json                     tokenizer         from the start
     format.json                        format_files      from the start, of an environment without Squelch's turns
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from squelch.cluster.config import RunConfig
     from squelch.kit.archive.score_matrices import ScoreMatrix
+    from squelch.kit.findings.finder import Finding
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
 EARLIER_SUMMARY = "summary.earlier.json"
@@ -111,6 +113,17 @@ class RunFolder:
             lines = reader.read_metrics(self.store)
             check_metrics(lines, self.store.where(reader.METRICS))
         return lines
+
+    def findings(self) -> list[tuple[Finding, str]] | None:
+        """The findings that hold, each with its command (`cluster.runs.findings`); None if the run is of a release
+        without them."""
+        from squelch.cluster.runs.findings import FILE, read_findings
+
+        if self._stat(FILE) is None:
+            return None
+        where = self.store.where(FILE)
+        with bad_files_are_the_users():
+            return read_findings(parse_object(self._bytes(FILE, MAX_DOCUMENT), where), where)
 
     def metrics_stamp(self) -> Stat | None:
         """File facts that change when a step is added to the metrics; None before the first step."""

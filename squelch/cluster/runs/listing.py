@@ -99,4 +99,6 @@ def _alarms(status: RunStatus) -> Iterator[str]:
         yield status.stopped
     if status.no_signal_streak:
         yield f"no signal for {status.no_signal_streak:.0f} steps"
-    yield from filter(None, (status.dependence, status.gaming))
+    if status.dependence:
+        yield status.dependence
+    yield from (one["name"] for one in status.findings if one["severity"] != "notice")

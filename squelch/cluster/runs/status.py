@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.metrics import LEDGER_STATES
 from squelch.cluster.runs.folder import RunFolder
@@ -21,6 +21,9 @@ from squelch.kit.diagnosis.metrics import EARLIER_REGIMES, REGIMES
 from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.metrics.training import PARTS
 from squelch.kit.process.terminal import duration, one_line
+
+if TYPE_CHECKING:
+    from squelch.kit.findings.finder import Finding
 
 RECENT_STEPS = 20
 """Number of last steps from which the speed is computed."""
@@ -62,8 +65,6 @@ class RunStatus:
     first_validation_success: float | None
     reward_variance_mean: float | None
     kept_mass: float | None
-    gaming: str | None
-    """The warning for a gamed criterion in words while it is raised; else None."""
     kept_groups: float | None
     num_groups: float | None
     format_validity: float | None
@@ -90,6 +91,9 @@ class RunStatus:
     empty in a run of one."""
     staleness_max: float | None
     no_signal_streak: float | None
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """What is wrong with the run, the most severe first: `name`, `severity`, `since`, `says` and the `command` of a
+    remedy; empty in a run of a release without findings."""
     members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """Number of members that are up, and the wanted number, by kind: rollout workers, environment actors."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -139,7 +143,6 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         first_validation_success=_first_success(validated),
         reward_variance_mean=last.get("reward_variance_mean"),
         kept_mass=last.get("kept_mass"),
-        gaming=gaming(last),
         kept_groups=last.get("kept_groups"),
         num_groups=last.get("num_groups"),
         format_validity=last.get("format_validity"),
@@ -156,6 +159,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         environments=_environments(checked, last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
+        findings=[_finding(*one) for one in folder.findings() or ()],
         members=_members(last),
         seconds={part: last[f"seconds/{part}"] for part in PARTS if last.get(f"seconds/{part}") is not None},
         ledger=_tickets(last),
@@ -187,13 +191,9 @@ def dependence(line: Line) -> str | None:
     return alarm_text(line.get("alarm/since"), max(-1.0, min(1.0, line.get("alarm/reward_trend") or 0.0)))
 
 
-def gaming(line: Line) -> str | None:
-    """The warning for a gamed criterion in words if the step's metrics say that it is raised; else None."""
-    if line.get("gaming/raised") != 1:
-        return None
-    rise, gain = line.get("gaming/variance_rise"), line.get("gaming/success_gain")
-    sizes = "" if rise is None or gain is None else f" (variance +{rise:.0%}, success {gain:+.3f})"
-    return f"kept variance rises, validation success does not{sizes}"
+def _finding(found: Finding, command: str) -> dict[str, Any]:
+    told = {"name": found.name, "severity": found.severity, "since": found.since, "says": one_line(found.says)}
+    return {**told, "command": one_line(command)}
 
 
 PROBED = (
@@ -237,13 +237,20 @@ def _regime(lines: Sequence[Line]) -> tuple[str, str] | tuple[None, None]:
     before."""
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
-        for name in REGIMES:
-            if 1 in (line.get(f"first_turn/regime/{one}") for one in (name, EARLIER_REGIMES.get(name))):
-                read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
-                return name, decided_by(
-                    name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
-                )
+        if (name := regime_of(line)) is not None:
+            read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
+            return name, decided_by(
+                name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
+            )
     return None, None
+
+
+def regime_of(line: Line) -> str | None:
+    """The first turn's regime that the line holds; None without one."""
+    for name in REGIMES:
+        if 1 in (line.get(f"first_turn/regime/{one}") for one in (name, EARLIER_REGIMES.get(name))):
+            return name
+    return None
 
 
 def _below(line: Line, prefix: str, named: str = "") -> dict[str, float]:

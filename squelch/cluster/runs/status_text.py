@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from squelch.cluster.runs.status import Line, RunStatus, dependence
 from squelch.kit.process.terminal import UNKNOWN, duration, known
@@ -79,7 +80,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
             else []
         ),
         *([StatusRow("ALARM", status.dependence)] if status.dependence else []),
-        *([StatusRow("WARNING", status.gaming)] if status.gaming else []),
+        *(StatusRow("finding", finding_words(one)) for one in status.findings),
         StatusRow("format valid", known(status.format_validity), history("format_validity"), 0, 1),
         StatusRow("throughput", _throughput(status), history("tokens/per_second"), 0),
         StatusRow("members", _members(status)),
@@ -91,6 +92,11 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         ),
         StatusRow("last finished", status.last_event or UNKNOWN),
     ]
+
+
+def finding_words(found: Mapping[str, Any]) -> str:
+    """A finding of the status in words."""
+    return f"{found['severity']}: {found['says']}  ({found['name']}, since step {found['since']})"
 
 
 def environment_words(found: Mapping[str, float | None]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import squelch.kit.diagnosis.metrics
 import squelch.kit.filter.metrics
+import squelch.kit.findings.metrics
 import squelch.kit.metrics.training
 import squelch.kit.scoring.metrics
 from squelch.kit.metrics.registry import Registry
@@ -14,4 +15,5 @@ REGISTRY = Registry(
     squelch.kit.filter.metrics.METRICS,
     squelch.kit.diagnosis.metrics.METRICS,
     squelch.kit.scoring.metrics.METRICS,
+    squelch.kit.findings.metrics.METRICS,
 )

@@ -173,14 +173,14 @@ class Monitor:
         found = at_most(found, self._max_prompts, self._seed + step)
         result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
-        metrics = {f"first_turn/{key}": value for key, value in self._step_metrics(found, result).items()}
+        metrics = {f"first_turn/{key}": value for key, value in step_metrics(found, result, self._half_width).items()}
         metrics |= self._completion_metrics(result)
         known = metrics["completion/dependence" if self._where is None else "first_turn/mi_est"]
         self._unscored = _why_unscored(found, result) if math.isnan(known) else ""
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}
         metrics |= self._watched(step, metrics)
         if self._links and self._probe_step is None:
-            metrics |= _link_metrics(result.answers if result else None)
+            metrics |= link_metrics(result.answers if result else None)
         metrics["seconds/score"] = time.perf_counter() - started
         return metrics | {"scorer/cpu_seconds": time.process_time() - cpu}
 
@@ -255,26 +255,6 @@ class Monitor:
     def _scored(self, engine: CrossScorer, found: Reasonings) -> ScoreResult:
         return scored(engine, found, compat=self._compat, links=self._links, seed=self._seed, ema=self._ema)
 
-    def _step_metrics(self, found: Reasonings, result: ScoreResult | None) -> dict[str, float]:
-        """The metrics of a step without their scope; `result`: None below two prompts."""
-        metrics = UNKNOWN | {
-            "num_prompts": float(len(found.prompts)),
-            "reasoned": found.reasoned,
-            "repeated": found.repeated,
-        }
-        excluded = Counter[str]()
-        for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
-            if reason in REASONS:  # a prompt that was not drawn is no fault
-                excluded[REASONS[reason]] += count
-        if result is None:
-            excluded["one_prompt"] += len(found.ids)
-        elif self._where is not None:
-            metrics |= matrix_metrics(result.proxies, result.uncertainty, self._half_width) | {"pairs_ratio": 1.0}
-        links = result.answers.links if result and result.answers else None
-        metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
-        metrics["num_excluded"] = float(excluded.total())
-        return metrics | one_hot("" if self._where is None else regime_of(metrics, found, links))
-
     def _completion_metrics(self, result: ScoreResult | None) -> dict[str, float]:
         """What is known of completions that are not divided; nothing of others."""
         if self._where is not None:
@@ -342,7 +322,26 @@ def _why_unscored(found: Reasonings, result: ScoreResult | None) -> str:
     return "no reasoning can be compared. Excluded rows: " + "; ".join(f"{why}: {n}" for why, n in excluded.items())
 
 
-def _link_metrics(answers: Answers | None) -> dict[str, float]:
+def step_metrics(found: Reasonings, result: ScoreResult | None, half_width: float) -> dict[str, float]:
+    """The metrics of a step's first turns without their scope; `result`: None below two prompts; `half_width`: as of
+    `Monitor`."""
+    about = {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned, "repeated": found.repeated}
+    metrics = UNKNOWN | about
+    excluded = Counter[str]()
+    for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
+        if reason in REASONS:  # a prompt that was not drawn is no fault
+            excluded[REASONS[reason]] += count
+    if result is None:
+        excluded["one_prompt"] += len(found.ids)
+    elif not found.whole:
+        metrics |= matrix_metrics(result.proxies, result.uncertainty, half_width) | {"pairs_ratio": 1.0}
+    links = result.answers.links if result and result.answers else None
+    metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
+    metrics["num_excluded"] = float(excluded.total())
+    return metrics | one_hot("" if found.whole else regime_of(metrics, found, links))
+
+
+def link_metrics(answers: Answers | None) -> dict[str, float]:
     """The links of a step's own answers under the probe's keys; NaN where unknown."""
     found = dict.fromkeys(LINK_KEYS, math.nan) | {"answers": 0.0}
     if answers is not None and answers.links is not None:

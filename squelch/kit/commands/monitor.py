@@ -26,8 +26,9 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from squelch.kit.base.package import installed_version, require_scoring
 from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
 from squelch.kit.commands.score import NotRead, add_scoring, where
+from squelch.kit.findings.finder import Change, Findings
+from squelch.kit.findings.words import ALARMS, plain, step_lines
 from squelch.kit.process.signals import Interrupted, listening
 from squelch.kit.process.terminal import duration, say
 from squelch.kit.text.answer_start import MARKED
@@ -147,6 +150,7 @@ class Session:
         self.follower = Follower(
             args.folder, args.model, args.initial, args.format, args.every, args.wait, settled=args.once
         )
+        self.findings = Findings()
         self.recorder: Recorder | None = None
         self.reported: int | None = None
         """The newest step at `/metrics`."""
@@ -183,7 +187,7 @@ class Session:
         from squelch.kit.commands.monitored import observe
 
         try:
-            metrics, notes = observe(self.monitor, ready, self.args)
+            metrics, notes, view = observe(self.monitor, ready, self.args)
         except UserError as error:
             read = (*ready.files, *ready.model.glob("*"))
             fresh = max((found.st_mtime for path in read if (found := state(path))), default=0.0)
@@ -195,12 +199,15 @@ class Session:
             self._save()
             return True
         self.follower.decided(ready.step, scored=True)
+        found, changes = self.findings.step(replace(view, metrics={**view.metrics, **metrics}))
+        metrics |= found
         self._save()
         if self.recorder is not None:
             self.reported = max(ready.step, self.reported or ready.step)
             self.recorder.step(self.reported, metrics)
         self._said = None
         self._tell_scored(ready, metrics, notes)
+        self._tell_found(ready.step, changes)
         return True
 
     # -- /metrics ----------------------------------------------------------------------------------------------------
@@ -246,6 +253,8 @@ class Session:
             )
         try:
             self.monitor.restore(found["monitor"])
+            if "findings" in found:  # the state of an earlier release has none
+                self.findings.restore(found["findings"])
             self.follower.last, self.follower.due = found["last"], found["due"]
             self.follower.skipped, self.follower.written = set(found.get("skipped", ())), found.get("written")
             self.follower.held, self.follower.starts = dict(found.get("held", {})), dict(found.get("starts", {}))
@@ -259,8 +268,9 @@ class Session:
         found = {"form": FORM, "settings": self.settings, "last": follower.last, "due": follower.due}
         found |= {"skipped": sorted(follower.skipped), "written": follower.written}
         found |= {"held": follower.held, "starts": follower.starts}
+        found |= {"monitor": self.monitor.state(), "findings": self.findings.state()}
         with as_user_error(OSError, about=f"--state {self.path} cannot be written"):
-            write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
+            write_whole(self.path, json.dumps(found))
 
     # -- lines -------------------------------------------------------------------------------------------------------
 
@@ -316,6 +326,16 @@ class Session:
             say(f"  {note}")
         for alarm in self.monitor.alarms:
             self.tell("alarm", f"step {ready.step}: {alarm}", step=ready.step)
+
+    def _tell_found(self, step: int, changes: Sequence[Change]) -> None:
+        """What changed of the findings: one line as text, all of them as JSON."""
+        told = [change for change in changes if change.finding.name not in ALARMS]
+        if not self.args.json:
+            for line in step_lines(told, lambda _: "", "--json prints them"):
+                say(f"step {step}: {line}")
+            return
+        for change in told:
+            self.tell("finding", change.finding.says, step=step, change=change.kind, finding=plain(change.finding))
 
 
 def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:

@@ -14,12 +14,15 @@ from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.commands.following import Ready
 from squelch.kit.commands.score import NotRead, load
 from squelch.kit.filter.metrics import mean
+from squelch.kit.findings.view import StepView
 from squelch.kit.readers.format_rows import as_float
 from squelch.kit.readers.score_files import notes_on_file, read_samples
+from squelch.kit.readers.step_views import view_of
 
 
-def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
-    """The metrics of a step, and what to know of it. NotRead, or UserError that names what is at fault."""
+def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[dict[str, float], list[str], StepView]:
+    """The metrics of a step, what to know of it, and what its rows show. NotRead, or UserError that names what is at
+    fault."""
     rows: list[tuple[int, Row]] = []
     notes: list[str] = []
     for path in ready.files:
@@ -34,7 +37,8 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
         monitor.record_reward(ready.step, reward)
     with as_user_error(about=f"{ready.checkpoint}, {ready.model}"):
         metrics = monitor.observe_read(ready.step, engine, reasonings)
-    return metrics | ({} if reward is None else {"reward_mean": reward}), list(dict.fromkeys(notes))
+    metrics |= {} if reward is None else {"reward_mean": reward}
+    return metrics, list(dict.fromkeys(notes)), view_of(ready.step, rows)
 
 
 def mean_reward(rows: Sequence[Mapping[str, Any]]) -> float | None:

@@ -299,8 +299,10 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings, modality: Mappi
 
 def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
+    from squelch.kit.api.findings import findings_of
     from squelch.kit.commands.mi import mi_json
     from squelch.kit.commands.score_answers import answers_json, with_nulls
+    from squelch.kit.findings.words import plain
 
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
@@ -319,14 +321,18 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         "regime_reason": found.regime_reason,
         **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
+        "findings": [plain(one) for one in findings_of(found, args.half_width)],
         "notes": list(found.notes),
     }
 
 
 def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
-    """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
+    """The report as text: the table of `squelch mi`, the regime, the links of the answers, the templates, and then the
+    findings."""
+    from squelch.kit.api.findings import findings_of
     from squelch.kit.commands.mi import mi_table
     from squelch.kit.commands.score_answers import answers_text, completion_text, modality_text, regime_text
+    from squelch.kit.findings.words import paragraph
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
     if found.completion is None:
@@ -343,7 +349,10 @@ def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     rows = [("gap", "times", "prompts", "row", what)]
     for each in found.templates[: args.templates]:
         rows.append((f"{each.gap:.3f}", str(each.count), str(each.num_prompts), str(each.rows[0]), _line(each.text)))
-    return "\n".join([*lines, *(aligned(rows) if len(rows) > 1 else [])])
+    lines += aligned(rows) if len(rows) > 1 else []
+    for one in findings_of(found, args.half_width):
+        lines += ["", *paragraph(one)]
+    return "\n".join(lines)
 
 
 def _line(text: str, width: int = 160) -> str:

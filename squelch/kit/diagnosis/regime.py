@@ -241,6 +241,16 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
     return f"{depends}; {'D is not known' if math.isnan(value) else 'the reasoning states too little to be judged'}"
 
 
+def dependence_words(metrics: Mapping[str, float]) -> tuple[bool | None, str]:
+    """Whether the reasoning depends on its prompt, None if that is not known, and what decides it, in words. `metrics`:
+    as of `decided_by`, of one score matrix."""
+    inputs = RegimeInputs.of(metrics)
+    if not inputs.known:
+        return None, "MI is not known"
+    depends = f"MI {inputs.mi_seq_est:.2f} nats{_beyond(inputs)}"
+    return inputs.significant, depends if inputs.significant else _not_beyond(inputs, depends)
+
+
 def _beyond(inputs: RegimeInputs) -> str:
     """What MI-Seq-Est is significant by."""
     return f", p = {inputs.p_value:.3f}" if not math.isnan(inputs.p_value) else f", at least {inputs.low:.2f}"

@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.records.content import Picture, Prompt, pictures_within
+from squelch.kit.records.content import Picture, Prompt, content_key, pictures_within
 from squelch.kit.records.failures import Failure
+from squelch.kit.records.repetition import repetition
 from squelch.kit.records.splits import Split
 
 
@@ -233,6 +234,11 @@ class GroupSummary:
     """Turns that reached the token limit before they closed their reasoning."""
     cut_in_answer: int = 0
     """Turns that reached the token limit after it."""
+    cuts: tuple[bool, ...] = ()
+    """Whether a turn of each surviving trajectory reached the token limit."""
+    first_texts: tuple[tuple[str, float | None], ...] = ()
+    """Of each surviving trajectory's first turn: a digest of what it sampled, and how much that repeats itself
+    (`kit.records.repetition`)."""
     num_actions: int = 0
     """Actions that the environment executed."""
     failures: tuple[Failure, ...] = field(default=())
@@ -275,6 +281,8 @@ def summarise(group: Group) -> GroupSummary:
         reasoning_tokens=sum(turn.reasoning_length for turn in turns),
         cut_in_reasoning=sum(turn.hit_token_limit and not turn.closed_reasoning for turn in turns),
         cut_in_answer=sum(turn.hit_token_limit and turn.closed_reasoning for turn in turns),
+        cuts=tuple(any(turn.hit_token_limit for turn in t.turns) for t in alive),
+        first_texts=tuple(_first_text(t) for t in alive),
         num_actions=sum(turn.num_actions for turn in turns),
         version_min=min((turn.version_min for turn in turns), default=-1),
         version_max=max((turn.version_max for turn in turns), default=-1),
@@ -287,6 +295,12 @@ def summarise(group: Group) -> GroupSummary:
         label=group.ticket.task.label,
         endpoint_counts=group.endpoint_counts,
     )
+
+
+def _first_text(trajectory: Trajectory) -> tuple[str, float | None]:
+    first = trajectory.turns[0] if trajectory.turns else None
+    sampled = trajectory.token_ids[first.sample_start : first.sample_end] if first else trajectory.token_ids[:0]
+    return content_key(sampled), repetition(sampled.tolist())
 
 
 @dataclass(frozen=True)

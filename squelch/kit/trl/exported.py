@@ -26,6 +26,23 @@ LOGGED_BY_TRL = {
 """The flat key of each value that TRL logs and a run of Squelch exports."""
 
 
+SEEN_IN_TRL = LOGGED_BY_TRL | {
+    "completions/mean_length": "reasoning_length",
+    "completions/clipped_ratio": "groups/cut",
+    "frac_reward_zero_std": "groups/equal",
+    "sampling/sampling_logp_difference/mean": "learner/mismatch_abs",
+}
+"""The flat key of each value that TRL logs and a finding is about. What it calls equal may be solved by all or none."""
+
+
+def seen(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a step, for the findings, from what TRL logged."""
+    found = {key: float(logs[name]) for name, key in SEEN_IN_TRL.items() if logs.get(name) is not None}
+    if logs.get("reward_std") is not None:
+        found["reward_variance_mean"] = float(logs["reward_std"]) ** 2
+    return found
+
+
 class Endpoint:
     """The metrics of one TRL run, served on the ports of `squelch train`. ValueError if none is free."""
 

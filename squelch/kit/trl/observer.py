@@ -6,8 +6,8 @@
 | `on_train_begin` | refuses sharded models; takes model, tokenizer and temperature; opens `/metrics` |
 | reward function | every `every` steps: ids of the samples of all ranks are scored; returns None for every row |
 | `on_step_end` | the step at `/metrics` |
-| `on_log` | what TRL logged, at `/metrics`; the mean reward, for the alarm |
-| `on_save` | the state of averages and alarms, as `squelch.json` in the checkpoint |
+| `on_log` | what TRL logged, at `/metrics`; the mean reward, for the alarm; the findings |
+| `on_save` | the state of averages, alarms and findings, as `squelch.json` in the checkpoint |
 | `on_train_end` | closes `/metrics` |
 
 Invariants:
@@ -33,7 +33,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,9 +45,12 @@ from squelch.kit.api.completions import MARKERS, Markers
 from squelch.kit.api.monitor import REASONS, Monitor
 from squelch.kit.base.disk import write_whole
 from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, REGIMES
+from squelch.kit.findings.finder import Finding, Findings
+from squelch.kit.findings.view import StepView, TextView
+from squelch.kit.findings.words import ALARMS, step_lines, trl_settings
 from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
-from squelch.kit.text.answer_start import BEFORE_ANSWER, Reasoning
-from squelch.kit.trl.exported import Endpoint
+from squelch.kit.text.answer_start import Reasoning
+from squelch.kit.trl.exported import Endpoint, seen
 
 PREFIX = "squelch/"
 LOGGED = (
@@ -66,8 +69,8 @@ NOT_SCORED = "not_scored"
 """In TRL's log, of a step that was due: 1 if it has no MI, else 0."""
 OBSERVED = ("GRPOConfig", "RLOOConfig")
 """The classes of the settings of trainers that give reward functions the ids that they sampled."""
-MANY = 0.5
-"""The share of unclosed reasonings from which a step's MI is said to be of few."""
+SHOWN = 60
+"""Tokens of a completion that an example shows."""
 USE_TRAINER = (
     "use squelch.trl.SquelchGRPOTrainer(..., observer=Observer()), which sees the ids and masks of the trainer"
 )
@@ -109,6 +112,7 @@ class Observer(TrainerCallback):
         reasoning, markers, answer, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored; the cost grows with its square.
         seed: of the resampling and of the choice of prompts.
+        ignore: findings that are not looked for (docs/reference/findings.md).
         export: whether `/metrics` is served, by the main process.
         host, port: where; as the settings `recorder.host` and `recorder.port` of a run.
 
@@ -132,6 +136,7 @@ class Observer(TrainerCallback):
         max_prompts: int = 64,
         token_budget: int = 16384,
         seed: int = 0,
+        ignore: Sequence[str] = (),
         export: bool = True,
         host: str = "127.0.0.1",
         port: int | None = None,
@@ -143,6 +148,12 @@ class Observer(TrainerCallback):
         Monitor(None, seed=seed, **settings)  # refuses a setting before a model is loaded
         self._every = every
         self._settings: dict[str, Any] = {**settings, "seed": seed}
+        self._ignore = tuple(ignore)
+        self.findings = Findings(self._ignore)
+        """What is wrong with the training, in words."""
+        self._args: dict[str, Any] = {}
+        self._processor: Any = None
+        self._was_cut = False
         self._export, self._host, self._port = export, host, port
         self.rule = "none"
         """The filter of the run, as `/metrics` names it."""
@@ -206,37 +217,41 @@ class Observer(TrainerCallback):
         for text in self.monitor.alarms:
             tell(f"step {self._last}: {text}")
         self.export(metrics)
-        for text in self._shortage(metrics["first_turn/excluded/unclosed"], completions):
-            self.say_once(f"step {self._last}: {text}", key="shortage")
+        cut = [len(ids) >= self._most_tokens for ids in completions]
+        self._was_cut = any(cut)
+        shown = self._texts(prompts, completions)
+        self._find(self._last, metrics | {"groups/cut": sum(cut) / len(cut)} if cut else metrics, shown)
+        for key, value in self.findings.metrics().items():
+            log(PREFIX + key, value)
         for key in LOGGED:
             if math.isfinite(metrics.get(key, math.nan)):
                 log(PREFIX + key, metrics[key])
         log(PREFIX + NOT_SCORED, float(bool(self.monitor.unscored)))
 
-    def _shortage(self, unclosed: float, completions: Ids) -> Iterator[str]:
-        """Why a step has no MI, or that of few rows, and what can be done; `unclosed`: reasonings without an end."""
-        assert self.monitor is not None
-        unscored, many = self.monitor.unscored, unclosed >= MANY * len(completions)
-        cut = sum(len(ids) >= self._most_tokens for ids in completions)
-        if many:
-            before = self._settings["reasoning"] == BEFORE_ANSWER
-            what = "completions reach no answer" if before else "reasonings never close"
-            if cut:
-                remedy = f"{cut} completions were cut at max_completion_length={self._most_tokens}: raise it"
-            elif before:
-                remedy = (
-                    f"give the Observer as `answer` what answers begin with, if it is not {self._settings['answer']}"
-                )
-            else:
-                remedy = "give the Observer the template's markers, if they are others than </think>"
-            shown = "nothing" if unscored else "only the rest"
-            yield f"{unclosed:.0f} of {len(completions)} {what}, so {shown} can be scored. {remedy}"
-        elif unscored:
-            yield unscored
+    def _texts(self, prompts: Ids, completions: Ids) -> list[TextView]:
+        """The completions of the step, as examples."""
+        decode = getattr(self._processor, "decode", None)
+        return [
+            TextView.of(f"completion {row}", tuple(prompt), ids, decode(ids[:SHOWN]) if decode else "")
+            for row, (prompt, ids) in enumerate(zip(prompts, completions, strict=True))
+        ]
 
-    def say_once(self, text: str, key: str = "") -> None:
-        """A line on standard error, unless one with this key, or one that differs in its numbers alone, was said."""
-        key = key or re.sub(r"\d+", "", text)
+    def _find(self, step: int, metrics: Mapping[str, float], texts: Sequence[TextView] | None = None) -> None:
+        """Takes what a step shows, and says what changes of the findings, in at most one line."""
+        found, changes = self.findings.step(StepView(step, metrics, None, texts))
+        self.export(found)
+        told = [change for change in changes if change.finding.name not in ALARMS]
+        for line in step_lines(told, self._remedy, "observer.findings.open has them"):
+            tell(f"step {step}: {line}")
+
+    def _remedy(self, finding: Finding) -> str:
+        """The finding's change as settings of TRL."""
+        settings = {key: value for key, value in self._args.items() if self._was_cut or key != "max_completion_length"}
+        return trl_settings(finding, settings)
+
+    def say_once(self, text: str) -> None:
+        """A line on standard error, unless one that differs in its numbers alone was said."""
+        key = re.sub(r"\d+", "", text)
         if key not in self._said:
             self._said.add(key)
             tell(text)
@@ -257,17 +272,26 @@ class Observer(TrainerCallback):
         inner_model(given["model"])
         self._model, self._last = given["model"], None
         self._most_tokens = args.max_completion_length or math.inf
+        self._args, self._processor = dict(vars(args)), given["processing_class"]
+        self.findings = Findings(self._ignore)
         self.monitor = self._fresh(given["processing_class"], args)
         if not state.is_world_process_zero:
             return
         before = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
         if state.global_step:
-            _, reason = tried(lambda: self.monitor.restore(json.loads(before.read_text(encoding="utf-8"))))
+            _, reason = tried(lambda: self._restore(json.loads(before.read_text(encoding="utf-8"))))
             if reason:
                 tell(f"{before} cannot be read ({reason}): averages and alarms start anew")
                 self.monitor = self._fresh(given["processing_class"], args)
+                self.findings = Findings(self._ignore)
         if self._export:
             self._open(args.run_name or Path(args.output_dir).resolve().name)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        assert self.monitor is not None
+        self.monitor.restore(state)
+        if "findings" in state:  # a checkpoint of an earlier release has none
+            self.findings.restore(state["findings"])
 
     def _fresh(self, processor: Any, args: Any) -> Monitor:
         return Monitor(processor, temperature=args.temperature, **self._settings)
@@ -299,6 +323,7 @@ class Observer(TrainerCallback):
             return
         if reward is not None:
             self.monitor.record_reward(state.global_step, reward)
+        self._find(state.global_step, seen(logs))
         if self.endpoint is not None:
             self.endpoint.logged(state.global_step, logs)
 
@@ -307,7 +332,7 @@ class Observer(TrainerCallback):
         """Writes the state beside TRL's."""
         if state.is_world_process_zero and self.monitor is not None:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
-            write_whole(path, json.dumps(self.monitor.state()))
+            write_whole(path, json.dumps(self.monitor.state() | {"findings": self.findings.state()}))
 
     @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from squelch.cluster.inspector.server import access_of, listen
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.writer import Archive
 from tests.cluster.inspector.agent_run import agent_run
+from tests.cluster.inspector.falling_run import falling_run
 from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
 from tests.cluster.inspector.stand_in import Asked
 from tests.kit.text.made import rendering_here
@@ -95,7 +97,8 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 PAGES = {
-    "/": "table.groups tbody tr",
+    "/": ".first-page .smalls svg",
+    "/groups": "table.groups tbody tr",
     "/group?step=1&group=000001-000": ".trajectory .sampled i",
     "/compare?a=1:000001-000&b=2:000002-000": ".side .trajectory",
     "/scores?row=0&column=1": "canvas[data-drawn]",
@@ -128,14 +131,70 @@ def test_every_page_opens_without_an_error_of_script_or_policy_and_scrolls_sidew
         page.set_viewport_size({"width": 1280, "height": 800})
 
 
+def test_axe_finds_nothing_wrong_on_any_page_light_or_dark(
+    page: Page, address: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with served(falling_run(tmp_path_factory.mktemp("fallen") / "falling")) as falling:
+        for path, drawn in (*((address + path, drawn) for path, drawn in PAGES.items()), (falling, ".found li")):
+            page.emulate_media(color_scheme="light")
+            page.goto(path)
+            page.wait_for_selector(drawn)
+            assert wrong(page) == [], path
+            page.emulate_media(color_scheme="dark")
+            assert wrong(page, runOnly=["color-contrast"]) == [], f"{path}, dark"
+
+
+def test_the_first_page_works_by_keys_fits_a_phone_and_follows_a_run(
+    page: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = falling_run(tmp_path_factory.mktemp("pressed") / "falling")
+    with served(folder) as falling:
+        page.goto(f"{falling}/figures")
+        page.wait_for_load_state()
+        page.keyboard.press("g")
+        page.keyboard.press("r")
+        expect(page.locator("h1.verdict")).to_contain_text("the answer ignores the reasoning")
+        for width in (1280, 360):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(SIDEWAYS) == [], width
+        first = page.locator(".smalls a").first
+        first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/scores?step=5")
+        page.wait_for_selector("canvas[data-drawn]")
+        page.locator("#status-line .alarm").click()
+        page.wait_for_url(f"{falling}/#found")
+        archive = Archive(folder)
+        archive.metrics(41, {"success": 0.2, "total_steps": 50.0, "seconds/step": 9.0}, at=2000.0)
+        archive.close()
+        expect(page.locator("h1.verdict")).to_contain_text("At step 41 of 50")
+        page.locator(".found summary").first.click()
+        with page.expect_response(f"{falling}/"):
+            page.evaluate("htmx.trigger(document.body, 'run-changed')")
+        page.wait_for_timeout(200)
+        kept = page.locator(".found details[open]")
+        expect(kept, "a step does not close what was opened").to_have_count(1)
+        page.keyboard.press("j")
+        expect(page.locator(".found li.at")).to_have_count(1)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/scores?step=20")
+        expect(page.locator(".judged")).to_contain_text("These reasonings depend on their prompts")
+
+
+def wrong(page: Page, **options: list[str]) -> list[tuple[str, str, str]]:
+    """What axe finds wrong: the rule, the first element, and what would mend it."""
+    found = Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [(one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found]
+
+
 def test_behind_a_proxy_with_a_prefix_every_page_opens_and_leads_to_the_others(page: Page, folder: Path) -> None:
     with served(folder, "/user/me/proxy/8420") as behind:
         for path, drawn in PAGES.items():
             page.goto(behind + path)
             page.wait_for_selector(drawn)
-        page.goto(f"{behind}/")
+        page.goto(f"{behind}/groups")
         page.wait_for_selector("table.groups tbody tr")
-        for key, path in (("s", "/scores"), ("f", "/figures"), ("g", "/")):
+        for key, path in (("s", "/scores"), ("f", "/figures"), ("r", "/"), ("g", "/groups")):
             page.keyboard.press("g")
             page.keyboard.press(key)
             page.wait_for_url(behind + path)
@@ -192,7 +251,7 @@ def test_an_inline_script_that_got_into_the_page_would_not_run(browser: Browser,
 
 
 def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
-    page.goto(address)
+    page.goto(f"{address}/groups")
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("k")
@@ -223,7 +282,7 @@ def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
 def test_the_list_is_searched_before_the_scripts_have_run(browser: Browser, address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     found = context.new_page()
-    found.goto(address)
+    found.goto(f"{address}/groups")
     found.fill("main input[name=q]", "zero variance")
     found.press("main input[name=q]", "Enter")
     expect(found.locator("table.groups tbody tr")).to_have_count(3)
@@ -231,7 +290,7 @@ def test_the_list_is_searched_before_the_scripts_have_run(browser: Browser, addr
 
 
 def test_filters_change_the_address_and_the_address_restores_them(page: Page, address: str) -> None:
-    page.goto(address)
+    page.goto(f"{address}/groups")
     page.select_option("select[name=decision]", "dropped")
     page.wait_for_url("**decision=dropped**")
     expect(page.locator("table.groups tbody tr")).to_have_count(3)
@@ -319,7 +378,7 @@ def test_a_wrong_address_is_answered_in_words(page: Page, address: str) -> None:
 
 
 def test_a_live_run_adds_its_steps_to_the_open_page(page: Page, address: str, folder: Path) -> None:
-    page.goto(address)
+    page.goto(f"{address}/groups")
     first = page.locator("table.groups tbody tr").first
     expect(first).to_contain_text("3")
     archive = Archive(folder)

@@ -24,7 +24,13 @@ from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, 
 
 Opener = Callable[[Path], TestClient]
 PAGES = (
-    *("/", "/?q=zero&sort=variance", "/group?step=1&group=000001-000", "/group?step=1&group=000001-003&whole=1"),
+    *(
+        "/",
+        "/groups",
+        "/groups?q=zero&sort=variance",
+        "/group?step=1&group=000001-000",
+        "/group?step=1&group=000001-003&whole=1",
+    ),
     *(
         "/compare?a=1:000001-000&b=3:000003-000",
         "/scores",
@@ -55,7 +61,7 @@ def test_every_page_is_shown_and_lets_no_text_of_a_model_through_unescaped(clien
 
 
 def test_the_list_says_what_was_kept_and_why_the_rest_was_not(client: TestClient) -> None:
-    text = client.get("/").text
+    text = client.get("/groups").text
     assert text.count('class="badge kept"') == 9 and text.count("zero variance") >= 3
     assert "1–12</b> of <b>12</b>" in text
 
@@ -245,7 +251,7 @@ def test_a_page_that_does_not_exist_says_so_at_any_level(client: TestClient) -> 
         ("/timeline?step=99", "step 99 is not recorded"),
         ("/timeline/spans?from=nan&to=1", "`from` is"),
         ("/timeline/spans?from=5&to=1", "the smaller one"),
-        ("/?page=%3Cscript%3E", "`page` is"),
+        ("/groups?page=%3Cscript%3E", "`page` is"),
         (f"/group?step={'9' * 5000}&group=000001-000", "`step` is"),
         ("/group?step=%3Cscript%3E&group=000001-000", "`step` is"),
     ],
@@ -267,7 +273,7 @@ def test_a_live_run_is_asked_about_and_a_change_is_answered(
     monkeypatch.setattr("squelch.cluster.inspector.groups.FRESH_S", 0.0)
     folder = small_run(tmp_path / "live", 1)
     live = open_run(folder)
-    page = live.get("/").text
+    page = live.get("/groups").text
     seen = page.split("status-line?seen=")[1].split('"')[0]
     assert live.get(f"/status-line?seen={seen}").status_code == 204
     add_step(Archive(folder), 2)
@@ -279,7 +285,7 @@ def test_a_run_before_its_first_step_says_so(tmp_path: Path, open_run: Opener) -
     folder = small_run(tmp_path / "new", 0)
     (folder / "scores" / "step-000001.parquet").unlink()
     new = open_run(folder)
-    assert "No step is archived yet" in new.get("/").text
+    assert "No step is archived yet" in new.get("/groups").text
     assert "No step has a score matrix yet" in new.get("/scores").text and "No step has" in new.get("/templates").text
     assert "No actor has worked" in new.get("/timeline").text and new.get("/figures").status_code == 200
 
@@ -308,7 +314,9 @@ def test_a_damaged_file_is_named_and_the_other_pages_go_on(
     answer = browser.get(path)
     assert answer.status_code == 422 and (name in answer.text or "tokenizer" in answer.text)
     if name != "events.jsonl":
-        assert browser.get("/").status_code == 200
+        for other in ("/", "/groups", "/figures"):
+            assert browser.get(other).status_code == 200
+        assert (name in browser.get("/").text) == name.startswith("scores/"), "the first page shows the rest"
 
 
 def test_a_line_with_its_cause_says_where_a_segment_begins_and_the_turn_shows_what_that_segment_did(

@@ -1,4 +1,4 @@
-"""The warning for a gamed criterion in a run: metrics, event, terminal, and a resume; the actors are stand-ins."""
+"""The finding of a gamed criterion in a run: metrics, event, terminal, and a resume; the actors are stand-ins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.status import gaming
 from squelch.kit.metrics.series import MetricStore
 from squelch.kit.records.records import Ticket
 from tests.fakes.actors import FakeArchive, World
@@ -33,7 +32,8 @@ def rewards(ticket: Ticket, index: int) -> float:
 
 
 def shares(archive: FakeArchive) -> str:
-    rows = [{k: v for k, v in row.items() if k.startswith("gaming/")} for row in archive.recorded.values()]
+    shown = ("gaming/", "finding/", "groups/", "texts/", "tasks/")
+    rows = [{k: v for k, v in row.items() if k.startswith(shown)} for row in archive.recorded.values()]
     return json.dumps(rows)
 
 
@@ -44,9 +44,11 @@ def test_variance_that_rises_at_flat_success_is_reported_once_and_by_a_resumed_r
     outcome = drive(world, whole)
     check(outcome, world, whole)
     raised = [step for step, row in whole.recorded.items() if step and row["gaming/raised"] == 1]
-    assert raised == list(range(12, 19)) and whole.events.count(("filter", "gaming_suspected")) == 1
-    assert sum("WARNING: kept variance rose" in line for line in outcome.said) == 1
-    assert "variance +" in str(gaming(whole.recorded[18])) and gaming(whole.recorded[11]) is None
+    assert raised == list(range(12, 19))
+    events = [facts for facts in whole.facts if facts.get("finding") == "criterion_gamed"]
+    assert [(facts["change"], facts["step"], facts["severity"]) for facts in events] == [("began", 12, "warning")]
+    assert sum("WARNING criterion_gamed: Kept reward variance rose by" in line for line in outcome.said) == 1
+    assert whole.recorded[18]["finding/criterion_gamed/warning"] == 1
     MetricStore(REGISTRY).step({k: v for k, v in whole.recorded[18].items() if k.startswith("gaming/")})
 
     parts, archive = World(settings(tmp_path / "parts", *WORDS), rewards=rewards), FakeArchive()

@@ -30,6 +30,8 @@ from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.kit.archive.reader import is_of_step
 from squelch.kit.archive.store import ArchiveError
 from squelch.kit.diagnosis.regime import one_hot
+from squelch.kit.findings.finder import Findings
+from squelch.kit.findings.view import StepView
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 from tests.fakes.transport import behind
@@ -172,20 +174,16 @@ def test_silence_is_reported_once_until_there_is_reasoning_again() -> None:
     assert len(said) == 2 and all("fallen silent" in line for line in said)
 
 
-def test_a_policy_that_never_reasoned_is_said_to_once_and_raises_no_alarm() -> None:
+def test_a_policy_that_never_reasoned_raises_no_alarm_and_is_a_notice() -> None:
     watched, said, events = watched_scorer()
     take(watched, [regime(step, "mute") for step in range(4)])
-    assert events == [] and len(said) == 1 and "writes no reasoning (regime mute)" in said[0]
+    assert events == [] == said
+    findings = Findings()
+    for step in range(4):
+        findings.step(StepView(step, regime(step, "mute") | {"first_turn/reasoned": 0.0}))
+    assert [(one.name, one.severity) for one in findings.open] == [("reasoning_mute", "notice")]
     take(watched, [regime(4, "used"), regime(5, "mute")])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 5)]
-
-
-def test_a_policy_whose_turns_mark_no_reasoning_is_told_the_two_ways_on_once() -> None:
-    watched, said, events = watched_scorer()
-    take(watched, [regime(step, "unmarked") for step in range(3)])
-    assert events == [] and len(said) == 1 and "(regime unmarked)" in said[0]
-    assert '"model.reasoning=before_answer" and "model.answer=TEXT"' in said[0]
-    assert '"model.reasoning=completion"' in said[0]
 
 
 @pytest.mark.parametrize("shown", ["picture", "both"])

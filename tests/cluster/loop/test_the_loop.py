@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Ticket
 from tests.fakes import clock
@@ -311,15 +312,38 @@ def test_a_step_whose_spread_is_too_small_for_an_absolute_tolerance_says_which_s
     assert not any("no signal" in line for line in outcome.said) and outcome.steps.admission.version == 4
 
 
-def test_a_run_that_learns_nothing_says_why_once_and_in_its_summary(tmp_path: Path) -> None:
+def found(archive: FakeArchive) -> list[tuple[str, str, int]]:
+    """(change, finding, step) of each event of a finding that is more than a notice."""
+    told = [facts for facts in archive.facts if "finding" in facts and facts["severity"] != "notice"]
+    return [(facts["change"], facts["finding"], facts["step"]) for facts in told]
+
+
+def test_a_run_that_learns_nothing_says_why_once_in_its_summary_and_in_its_file(tmp_path: Path) -> None:
     words = ("filter.no_signal_limit=99", "loop.steps=12")
     outcome, archive = made(World(configured(tmp_path, *words), rewards=always(0.0)))
-    (line,) = [line for line in outcome.said if "WARNING" in line]
+    assert found(archive)[:2] == [("began", "none_solved", 10), ("began", "reward_constant", 10)]
+    (line,) = [line for line in outcome.said if "WARNING none_solved" in line]
     assert line.startswith(
-        "step   10  WARNING: for 10 steps no trajectory succeeded and no group had reward variance: the"
+        "step   10  WARNING none_solved: None of the completions solves the task in 100% of the groups"
     )
-    assert archive.events.count(("filter", "learns_nothing")) == 1
-    assert list(outcome.coordinator.outcome().warnings) == [line.partition("WARNING: ")[2]]
+    assert f"squelch train {tmp_path}/run/config.yaml name=run-again" in line and "more: squelch check " in line
+    (warning,) = outcome.coordinator.outcome().warnings
+    assert warning.startswith("none_solved, since step 1: None of the completions")
+    told = RunFolder(tmp_path / "run").findings()
+    assert told is not None and [one.name for one, _ in told][:2] == ["none_solved", "reward_constant"]
+    assert told[0][1] in line and told[0][0].examples[0].text.endswith("completions, each with reward 0")
+
+
+def test_a_critical_finding_pauses_a_run_that_asks_for_it_and_an_ignored_one_is_silent(tmp_path: Path) -> None:
+    words = ("filter.no_signal_limit=99", "loop.steps=30", "loop.on_alarm=pause")
+    outcome, archive = made(World(configured(tmp_path / "paused", *words), rewards=always(0.0)))
+    assert ("worsened", "reward_constant", 20) in found(archive)
+    ending = outcome.coordinator.ending
+    assert ending is not None and ending.cause is EndCause.PAUSED and outcome.steps.admission.clock == 21
+    assert ending.text.startswith("paused: reward_constant: No group has had reward variance")
+    ignoring = "findings.ignore=[reward_constant, none_solved, gradient_zero]"
+    outcome, archive = made(World(configured(tmp_path / "whole", *words, ignoring), rewards=always(0.0)))
+    assert found(archive) == [] and outcome.coordinator.ending is None
 
 
 def raising(ticket: Ticket) -> Failure | None:
@@ -342,30 +366,29 @@ def test_a_run_of_which_nothing_counts_says_why_at_once_and_ends_so(
     tmp_path: Path, words: tuple[str, ...], steps: int, rule: str
 ) -> None:
     outcome, archive = made(World(configured(tmp_path, *words), failing=raising))
-    said = [line for line in outcome.said if "WARNING: no group counts" in line]
-    assert len(said) == steps == outcome.steps.admission.clock == archive.events.count(("filter", "nothing_counts"))
+    assert outcome.steps.admission.clock == steps
+    assert found(archive)[:1] == [("began", "trajectories_fail", 1 if steps == 1 else 2)][: steps > 1]
     why = "no group counts: 12 of 12 trajectories failed, all of them: agent_error: no connection to port "
-    for number, line in enumerate(said, 1):
-        assert line.startswith(f"step {number:4d}  WARNING: {why}")
-        assert line.endswith(f"; no update. squelch inspect {tmp_path}/run shows each")
     assert not any("no signal" in line for line in outcome.said)
-    found = outcome.coordinator.outcome()
-    assert found.ending.cause is EndCause.NOTHING_COUNTS and not found.ending.complete and not found.ending.final
-    assert found.ending.text.startswith(f"nothing counts: {rule}; {why}")
-    (warning,) = found.warnings
-    assert warning.startswith(f"steps of which nothing counted: {steps}, the last of them step {steps}: {why}")
+    ended = outcome.coordinator.outcome()
+    assert ended.ending.cause is EndCause.NOTHING_COUNTS and not ended.ending.complete and not ended.ending.final
+    assert ended.ending.text.startswith(f"nothing counts: {rule}; {why}")
 
 
-def test_steps_that_count_nothing_are_remembered_by_a_resumed_run_that_counts_again(tmp_path: Path) -> None:
-    world, archive = World(configured(tmp_path), failing=raising, rewards=lambda t, i: i % 2), FakeArchive()
+def test_failures_are_a_critical_finding_with_an_example_that_ends_when_they_do(tmp_path: Path) -> None:
+    config = configured(tmp_path, "loop.steps=8")
+    world, archive = World(config, failing=raising, rewards=lambda t, i: i % 2), FakeArchive()
     outcome = drive(world, archive, lambda one: setattr(world, "on_call", stop_after(one, 2)))
     check(outcome, world, archive)
     clock = outcome.steps.admission.clock
+    assert found(archive) == [("began", "trajectories_fail", 2)]
+    (one, _), *_ = RunFolder(tmp_path / "run").findings() or ()
+    assert one.severity == "critical" and "agent_error: no connection to port" in one.examples[0].text
     world.failing, world.on_call = lambda ticket: None, None
     resumed = drive(world, archive, resume=True)
-    assert 0 < clock < 4 and resumed.steps.admission.clock == 4 and resumed.coordinator.ending is None
-    (warning,) = resumed.coordinator.outcome().warnings
-    assert warning.startswith(f"steps of which nothing counted: {clock}, the last of them step {clock}: no group")
+    assert resumed.steps.admission.clock == 8 and resumed.coordinator.ending is None
+    assert found(archive)[1:] == [("ended", "trajectories_fail", clock + 3)]
+    assert RunFolder(tmp_path / "run").findings() == []
 
 
 def stop_after(coordinator: Coordinator, step: int):

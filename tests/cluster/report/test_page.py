@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from squelch.cluster.report.figures import FIGURES
 from squelch.cluster.report.page import arm_rows, data_folder_of, make_report, write_report
 from squelch.cluster.report.runs import find_runs, read_run, study_of
+from squelch.kit.findings.finder import Evidence, Finding
 from tests.cluster.report.synthetic import Made, write_run
 from tests.cluster.report.test_figures import study
 
@@ -124,3 +126,15 @@ def test_an_arm_of_several_environments_has_a_row_of_each_at_the_end(tmp_path: P
     assert rows["lake + Sokoban: Sokoban", "validation/success"] == 0.25
     assert rows["lake + Sokoban: lake", "first_turn/mi_est"] is None
     assert "lake + Sokoban: lake" in make_report(found, "data").html
+
+
+def test_the_first_section_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
+    found = Finding("kl_high", "critical", 7, 9, "The policy is far <b>", (Evidence("learner/kl", 12.5),))
+    write_run(tmp_path, Made("run", steps=12))
+    (run,) = find_runs([tmp_path])
+    page = make_report(study_of([replace(run, findings=[(found, "squelch train again")])]), "data").html
+    Page(page)
+    assert page.index('id="findings"') < page.index('id="arms"')
+    assert "CRITICAL <code>kl_high</code>, since step 7" in page and "The policy is far &lt;b&gt;." in page
+    assert "Evidence: learner/kl 12.5." in page and "<code>squelch train again</code>" in page
+    assert "Nothing was found." in make_report(study_of([replace(run, findings=[])]), "data").html

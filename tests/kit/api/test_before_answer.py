@@ -14,6 +14,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import DemonstrationQuality
 from squelch.kit.api.completions import where_of
+from squelch.kit.api.findings import findings_of
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.scoring import ScoreResult, scored
 from squelch.kit.diagnosis.metrics import COMPLETION_KEYS
@@ -78,6 +79,8 @@ def test_as_a_whole_a_template_with_right_answers_depends_on_its_prompt_and_no_r
         )
     right, constant = (found[f"template, {kind} answer"].metrics() for kind in ("right", "constant"))
     assert right["dependence_p_value"] <= 0.05 and right["dependence"] > right["dependence@75"], "this is why"
+    told = {name: {finding.name for finding in findings_of(one, 0.05)} for name, one in found.items()}
+    assert told == {"real": set(), "template, right answer": set(), "template, constant answer": {"one_text"}}
     assert right["dependence@75"] < 0 and right["one_text"] < 0.5
     assert constant["one_text"] == 1.0 and constant["dependence_p_value"] > 0.05
     assert found["real"].metrics()["dependence@75"] > 0

@@ -237,7 +237,8 @@ def test_a_step_whose_checkpoint_is_still_being_written_is_scored_once_that_is_w
 def test_training_that_starts_again_in_the_folder_is_said_once(trainer: Trainer, capsys) -> None:
     for step in (2, 3):
         trainer.sample(step), trainer.save(step - 1)
-    assert [one["event"] for one in events(capsys, *trainer.arguments("--once"))] == ["scored", "scored", "waiting"]
+    told = [one["event"] for one in events(capsys, *trainer.arguments("--once")) if one["event"] != "finding"]
+    assert told == ["scored", "scored", "waiting"]
     assert not of_kind(events(capsys, *trainer.arguments("--once")), "again")
     later = time.time() + 10
     os.utime(trainer.sample(2), (later, later))
@@ -248,6 +249,20 @@ def test_training_that_starts_again_in_the_folder_is_said_once(trainer: Trainer,
     for _ in range(2):
         session._tell_again(session.follower.look(0.0))
     assert capsys.readouterr().out.count("started again") == 1
+
+
+def test_a_finding_is_told_as_it_begins_and_not_again_by_a_monitor_that_goes_on(trainer: Trainer, capsys) -> None:
+    trainer.sample(2), trainer.save(1)
+    (first,) = of_kind(events(capsys, *trainer.arguments("--once")), "finding")
+    found = first["finding"]
+    assert (first["change"], first["step"], found["since"]) == ("began", 2, 2)
+    assert first["text"] == found["says"] and found["causes"] and found["page"].startswith("docs/")
+    trainer.sample(3), trainer.save(2)
+    later = of_kind(events(capsys, *trainer.arguments("--once")), "finding")
+    assert found["name"] not in [one["finding"]["name"] for one in later if one["change"] == "began"]
+    trainer.sample(4), trainer.save(3)
+    assert main(trainer.arguments("--once")) == 0
+    assert "step 4 under" in capsys.readouterr().out
 
 
 # -- following, without a model ---------------------------------------------------------------------------------------

@@ -218,10 +218,11 @@ def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, ti
     mute = [{**row, "prompt": f"{row['prompt']} "} for row in empty]
     path = jsonl(tmp_path / "m.jsonl", [*rows, *empty, *mute])
     assert main(["score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links"]) == 0
-    assert (
-        "regime without a judge: mute: 43% of the turns have reasoning, less than 50% (docs/guide/reasoning.md)\n"
-        in capsys.readouterr().out
-    )
+    text = capsys.readouterr().out
+    judged = "regime without a judge: mute: 43% of the turns have reasoning, less than 50%"
+    assert f"{judged} (docs/guide/reasoning.md)\n" in text
+    assert "reasoning_mute (notice)\n  The policy writes no reasoning: 43% of the first turns have any" in text
+    assert "usual causes: " in text and "reasoning_mute" not in [one["name"] for one in found["findings"]]
 
 
 def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):

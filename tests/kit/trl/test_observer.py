@@ -56,7 +56,8 @@ def called(observer: Observer, **changes: Any) -> list[None]:
 
 
 def settings(folder: Path) -> GRPOConfig:
-    return GRPOConfig(temperature=1.0, output_dir=str(folder), run_name=None, max_completion_length=40)
+    given = {"output_dir": str(folder), "run_name": None, "max_completion_length": 40, "learning_rate": 1e-6}
+    return GRPOConfig(temperature=1.0, **given)
 
 
 def begun(observer: Observer, model: Any, tokenizer: Any, folder: Path, step: int = 0) -> Observer:
@@ -210,12 +211,40 @@ def test_reasonings_that_are_cut_are_said_once_with_their_remedy_and_logged_by_r
             )
         unclosed = sum(row is not own for row, own in zip(rows, ids, strict=True))
         (line,) = said
-        assert f"step 1: {unclosed} of 21 reasonings never close" in line
-        assert f"{unclosed} completions were cut at max_completion_length=40: raise it" in line
-        assert ("nothing can be scored" in line) == (not scored)
+        share = unclosed / 21 if scored else 1.0
+        assert (
+            f"step 1: WARNING nothing_scorable: {share:.0%} of the reasonings cannot be scored: {unclosed} ne" in line
+        )
+        assert line.endswith("GRPOConfig(max_completion_length=80)")
+        assert trainer.values("finding/nothing_scorable/warning") == [1.0] * 2
         assert trainer.values("not_scored") == [1 - scored] * 2
         assert trainer.values("first_turn/excluded/unclosed") == [unclosed] * 2
         assert len(trainer.values("first_turn/mi_seq_est")) == 2 * scored
+
+
+@pytest.mark.usefixtures("unsharded")
+def test_what_trl_logs_gives_findings_with_settings_of_trl_and_a_resumed_training_does_not_repeat_them(
+    model: Any, tokenizer: Any, tmp_path: Path, said: list[str]
+) -> None:
+    def logged(observer: Observer, *steps: int) -> None:
+        for step in steps:
+            state = SimpleNamespace(**STATE | {"global_step": step})
+            observer.on_log(None, state, None, logs={"reward": 0.5, "kl": 20.0, "completions/clipped_ratio": 0.0})
+
+    observer = begun(Observer(export=False), model.train(), tokenizer, tmp_path)
+    logged(observer, *range(1, 6))
+    (line,) = said
+    assert line.startswith("step 5: CRITICAL kl_high: The policy is far from its reference (KL 20.00 nats per token). ")
+    assert line.endswith(": GRPOConfig(learning_rate=5e-07)")
+    (tmp_path / "checkpoint-5").mkdir()
+    observer.on_save(settings(tmp_path), SimpleNamespace(**STATE | {"global_step": 5}), None)
+    resumed = begun(Observer(export=False), model.train(), tokenizer, tmp_path, step=5)
+    logged(resumed, 6, 7)
+    assert len(said) == 1 and [one.name for one in resumed.findings.open] == ["kl_high"]
+    logged(begun(Observer(export=False, ignore=["kl_high"]), model.train(), tokenizer, tmp_path), *range(1, 6))
+    assert len(said) == 1
+    with pytest.raises(ValueError, match="did you mean `kl_high`"):
+        Observer(ignore=["kl_hig"])
 
 
 @pytest.mark.usefixtures("unsharded")
@@ -225,7 +254,8 @@ def test_what_else_leaves_nothing_to_score_is_said_by_reason(
     observer, trainer = begun(Observer(export=False), model.train(), tokenizer, tmp_path), Trainer(tokenizer)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think> </think> a", "<think></think>")]
     called(observer, prompts=samples[0][:2], completion_ids=ids, log_metric=trainer.log)
-    assert "empty reasoning: 2" in said[0] and trainer.values("not_scored") == [1.0]
+    assert "NOTICE reasoning_mute: The policy writes no reasoning" in said[0]
+    assert "give the markers of the model's reasoning" in said[0] and trainer.values("not_scored") == [1.0]
     assert trainer.values("first_turn/excluded/empty") == [2.0]
 
 
@@ -241,7 +271,8 @@ def test_completions_that_mark_no_reasoning_are_scored_before_their_answer_once_
         called(observer, prompts=samples[0], completions=bare, completion_ids=ids, log_metric=trainer.log)
         assert trainer.values("not_scored") == [unscored]
         assert trainer.values("first_turn/regime/unmarked") == [unscored]
-    assert len(said) == 1 and "reasoning=before_answer and answer=TEXT" in said[0]
+    assert "No turn marks a reasoning: 0% of the first turns" in said[0] and "(reasoning=before_answer" in said[0]
+    assert not any("regime mute" in line for line in said)
 
 
 @pytest.mark.usefixtures("unsharded")

@@ -35,7 +35,7 @@ from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.listing import is_run
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import Line, RunStatus, is_scorer_step_alone, status_of
-from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
+from squelch.cluster.runs.status_text import finding_words, headline, is_late, sparkline, status_rows, step_text
 from squelch.kit.archive.reader import EVENTS, METRICS
 from squelch.kit.archive.store import Stat, Store
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
@@ -115,8 +115,8 @@ def watch(
 
 
 class _LinePrinter:
-    """Prints one line for each step that is new since the last call, and the headline when the state changes or the
-    next step becomes late."""
+    """Prints one line for each step that is new since the last call, each finding when it begins or worsens, and the
+    headline when the state changes or the next step becomes late."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -124,12 +124,17 @@ class _LinePrinter:
         self._state = ""
         self._late = False
         self._stage = ""
+        self._found = set[tuple[str, str]]()
 
     def __call__(self, status: RunStatus, lines: Sequence[Line]) -> None:
         for line in lines:
             if line["step"] > self._shown and not is_scorer_step_alone(line):
                 self._shown = line["step"]
                 self._say(step_text(line))
+        now = {(one["name"], one["severity"]): one for one in status.findings}
+        for key in now.keys() - self._found:
+            self._say(f"finding: {finding_words(now[key])}")
+        self._found = set(now)
         late = is_late(status)
         stage = (status.starting or "").partition(":")[0]
         if status.state != self._state or stage != self._stage or (late and not self._late):

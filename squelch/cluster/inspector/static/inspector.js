@@ -48,7 +48,7 @@ function move(by) {
 
 // --- keys ---
 
-const PLACES = { g: "./", s: "scores", m: "templates", l: "timeline", f: "figures", w: "where", b: "boards" };
+const PLACES = { r: "./", g: "groups", s: "scores", m: "templates", l: "timeline", f: "figures", w: "where", b: "boards" };
 let prefix = 0;
 
 function follow(selector) { document.querySelector(selector)?.click(); }
@@ -110,6 +110,11 @@ document.addEventListener("mouseover", (event) => {
 document.addEventListener("htmx:configRequest", (event) => {
   const { parameters } = event.detail;
   for (const name of Object.keys(parameters)) if (parameters[name] === "") delete parameters[name];
+});
+
+// A step of a live run does not close what a reader has opened.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target.matches("#overview:has(details[open])") && event.detail.requestConfig.elt.hidden) event.detail.shouldSwap = false;
 });
 
 document.addEventListener("htmx:load", (event) => begin(event.detail.elt.parentElement ?? document));

@@ -71,6 +71,8 @@ class RunLog:
         self.recorded: float | None = None
         """When the last step was recorded."""
         self.efficiency = Efficiency()
+        self.judge: Callable[[int, dict[str, float]], list[str]] = lambda step, flat: []
+        """Takes each record as it is complete, may add metrics to it, and gives lines to print after it."""
         self._spans: list[tuple[float, float]] = []
         self._sampling: list[tuple[float, float]] = []
         self._unknown: list[str] = []
@@ -123,14 +125,12 @@ class RunLog:
     def before_training(self, flat: dict[str, float]) -> None:
         """Records the metrics that were measured before the first step."""
         flat = flat | {"total_steps": float(self.steps)}
-        self._show(0, flat)
-        self.archive.metrics(0, flat)
+        self._record(0, flat)
 
     def scored(self, step: int, flat: dict[str, float]) -> None:
         """Records an earlier scorer step or probe evaluation alone, before the record of the run's last step."""
         self.last |= flat
-        self._show(step, flat)
-        self.archive.metrics(step, flat)
+        self._record(step, flat)
 
     def began(self, entered: float) -> float:
         """When a step began that the loop entered at `entered` (unix seconds): at the record of the step before."""
@@ -171,10 +171,16 @@ class RunLog:
     def _put(self, step: int, flat: dict[str, float]) -> None:
         for key in TOTALLED:
             self.totals[key] = self.totals.get(key, 0.0) + flat.get(key, 0.0)
+        self._record(step, flat, step_line(step, self.steps, flat, columns()))
         self.last |= flat
+
+    def _record(self, step: int, flat: dict[str, float], *lines: str) -> None:
+        """Exports and archives the metrics, and prints these lines and what there is to say of them."""
+        told = self.judge(step, flat)
         self._show(step, flat)
         self.archive.metrics(step, flat)
-        self.say(step_line(step, self.steps, flat, columns()))
+        for line in (*lines, *told):
+            self.say(line)
 
     def _show(self, step: int, flat: dict[str, float]) -> None:
         """Exports the metrics. If the registry refuses one, the component that reported it has a bug."""

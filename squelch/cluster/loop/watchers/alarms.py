@@ -17,14 +17,13 @@ from typing import Any
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
 from squelch.cluster.loop.persistence.run_log import RunLog
-from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.next_run import ways_on
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.kit.diagnosis.bad_states import UNTRUE, Soundness
 from squelch.kit.diagnosis.probe_alarm import WORDS, ProbeAlarm
-from squelch.kit.diagnosis.regime import BLIND, MUTE, UNMARKED
-from squelch.kit.text.answer_start import OF_A_RUN, other_ways
+from squelch.kit.diagnosis.regime import BLIND, MUTE
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +38,6 @@ class Alarms(Watcher):
         self._pause: Ending | None = None
         self.alarm, self.probe_alarm = DependenceAlarm(), ProbeAlarm()
         self._soundness = Soundness(pictures_alone=config.pictures_alone)
-        self._unmarked = False
-        """Whether it was said that no reasoning is marked; a resumed run says it again."""
         self._blind: tuple[str, ...] = ()
         """Metrics of the probe's alarm that were unknown in the last evaluation; a resumed run reports them again."""
         self._named: tuple[int, int] | None = None
@@ -80,13 +77,7 @@ class Alarms(Watcher):
 
     def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
         began = self._soundness.update(step, taken)
-        if taken.get(f"first_turn/regime/{UNMARKED}") == 1.0 and not self._unmarked:
-            self._unmarked = True
-            text = "no turn marks a reasoning (regime unmarked), so MI and D are not known"
-            self.run_log.say(f"step {step}: {text}; {other_ways(setting=OF_A_RUN)}")
-        if MUTE in began and MUTE not in self._soundness.good:  # it never had any: a model's own format may have none
-            self.run_log.say(f"step {step}: the policy writes no reasoning (regime mute), so MI and D are not known")
-        elif MUTE in began:
+        if MUTE in began and MUTE in self._soundness.good:  # else it never had any: a model's own format may have none
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._report_fall(step, "reasoning_mute", text)
         if BLIND in began:

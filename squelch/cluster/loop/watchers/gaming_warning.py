@@ -1,15 +1,13 @@
-"""The watcher that warns of a gamed criterion (`cluster.control.gaming`). Waits for nobody."""
+"""The watcher of a criterion that may be gamed (`cluster.control.gaming`). Waits for nobody; the findings say it."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection
 from typing import Any
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.gaming import Gaming, kept_variance, prefers_variance
-from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.watchers.validation import Validated
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
@@ -20,8 +18,8 @@ class GamingWarning(Watcher):
 
     name = "gaming"
 
-    def __init__(self, config: RunConfig, run_log: RunLog) -> None:
-        self.config, self.run_log, self.gaming = config.filter, run_log, Gaming()
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.gaming = config.filter, Gaming()
 
     async def after_train(self, step: Step) -> Ending | None:
         """Takes the step's kept variance, if the filter prefers variance."""
@@ -34,12 +32,8 @@ class GamingWarning(Watcher):
         return None
 
     def validated(self, found: Validated) -> Ending | None:
-        """Takes a validation, and reports the warning if it is raised."""
-        if self.gaming.validation(found.step, found.solved):
-            text = self.gaming.text()
-            facts = {"step": found.step, "text": text}
-            self.run_log.event("filter", "gaming_suspected", found.started, time.time(), **facts)
-            self.run_log.say(f"step {found.step:4d}  WARNING: {text}")
+        """Takes a validation."""
+        self.gaming.validation(found.step, found.solved)
         return None
 
     def metrics(self, step: Step) -> dict[str, float]:

@@ -31,6 +31,7 @@ NEWEST_BYTES = 12 * 2**20
 """Bytes of a longer file of spans that are read: about 100,000 spans, which take a second."""
 MOST_SPANS = 1_000_000
 """Newest spans that are held."""
+MOST_TOLD = 1_000
 MOST_NAMES = 10_000
 """Actors and kinds of spans of one run, together."""
 PIXELS = 3_000
@@ -87,6 +88,8 @@ class Timeline:
         self._rows = np.zeros(0, _ROW)
         self._origin: float | None = None
         """The start of the file's first span, which need not be held."""
+        self.told: list[dict[str, Any]] = []
+        """The newest events that say something in words, such as alarms."""
 
     def refresh(self) -> None:
         """Reads the new spans. UserError for a damaged line."""
@@ -98,6 +101,8 @@ class Timeline:
             try:
                 for line in lines:
                     rows.append(self._row(checked_event(line, self._where)))
+                    if isinstance(line.get("text"), str):
+                        self.told = [*self.told[1 - MOST_TOLD :], line]
             finally:  # those before a damaged line are held
                 if rows:
                     self._rows = np.concatenate([self._rows, np.array(rows, _ROW)])[-MOST_SPANS:]

@@ -20,8 +20,8 @@ from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.commands.existing_runs.watch import watch
 from squelch.cluster.inspector.run_metrics import RunMetrics
+from squelch.cluster.runs import listing, status_text
 from squelch.cluster.runs import status as statuses
-from squelch.cluster.runs import status_text
 from squelch.cluster.runs.driver import FILE, Driver, named
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import seconds_per_step
@@ -29,6 +29,8 @@ from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
 from squelch.kit.archive.store import LocalStore
 from squelch.kit.archive.writer import Archive
 from squelch.kit.base.errors import UserError
+from squelch.kit.findings.finder import Finding
+from squelch.kit.findings.words import plain
 from squelch.kit.process.terminal import duration
 
 NOW = 1_000_000.0
@@ -541,7 +543,32 @@ def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> Non
     assert "true statements" not in status(tmp_path), "a later scorer step judged nothing"
 
 
-def test_kinds_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
+def test_findings_are_shown_and_those_that_are_more_than_a_notice_in_the_list_of_runs(tmp_path: Path) -> None:
+    some_run(tmp_path / "a", 1)
+    found = [Finding("kl_high", "warning", 3, 5, "The policy is far"), Finding("step_bound", "notice", 2, 4, "A step")]
+    told = [plain(one, "squelch train b") for one in found]
+    (tmp_path / "a" / "findings.json").write_text(json.dumps({"findings": [*told, {"name": "of another release"}]}))
+    text = status(tmp_path / "a")
+    assert (
+        "finding              warning: The policy is far  (kl_high, since step 3)" in text and "notice: A step" in text
+    )
+    shown = json.loads(status(tmp_path / "a", as_json=True))["findings"]
+    assert (shown[0]["name"], shown[0]["since"], shown[0]["command"]) == ("kl_high", 3, "squelch train b")
+    watched = io.StringIO()
+    finish(tmp_path / "a")
+    watch(tmp_path / "a", console=Console(file=watched, width=200))
+    assert watched.getvalue().count("finding: warning: The policy is far  (kl_high, since step 3)") == 1
+    assert listing.table(listing.statuses({"a": tmp_path / "a"}, NOW, lambda place: place))[1].endswith("kl_high")
+
+
+def test_a_damaged_file_of_findings_is_refused_by_name(tmp_path: Path) -> None:
+    some_run(tmp_path, 1)
+    (tmp_path / "findings.json").write_text('{"findings": [{"name": "kl_high", "since": "x"}]}')
+    with pytest.raises(UserError, match=r"findings\.json holds no findings"):
+        status(tmp_path)
+
+
+def test_kinds_are_shown_while_there_are_any(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
     assert "kinds kept" not in status(tmp_path) and "WARNING" not in status(tmp_path)
     flat = {
@@ -550,14 +577,10 @@ def test_kinds_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_a
         "kinds/effective_played": 3.9,
         "kinds/starved": 0.0,
         "kinds/starved_success": None,
-        "gaming/raised": 1.0,
-        "gaming/variance_rise": 0.4,
-        "gaming/success_gain": 0.001,
     }
     archive.metrics(2, step_metrics(2) | flat, at=NOW)
     text = status(tmp_path)
     assert "2.5 effective of 4  (played: 3.9)" in text and "STARVED" not in text
-    assert "kept variance rises, validation success does not (variance +40%, success +0.001)" in text
     starved = {"kinds/starved": 2.0, "kinds/starved_success": 0.02}
     kinds = {"kinds/kept/distance 4": 0.0, "kinds/age/distance 4": 12.0, "kinds/kept/distance 3": 0.0}
     archive.metrics(3, step_metrics(3) | flat | starved | kinds | {"kinds/age/distance 3": 3.0}, at=NOW)

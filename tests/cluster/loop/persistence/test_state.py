@@ -44,7 +44,7 @@ def watchers(config: RunConfig, folder: Path) -> dict[str, Watcher]:
     run_log, fleet = SimpleNamespace(archive=None), SimpleNamespace(scorer=None)
     alarms = Alarms(config, run_log)
     scoring = Scoring(config, fleet, run_log, alarms, Stopping(9), None)
-    found = [EarlyStopping(config), GamingWarning(config, run_log), Validation(config, None, run_log), scoring, alarms]
+    found = [EarlyStopping(config), GamingWarning(config), Validation(config, None, run_log), scoring, alarms]
     return {watcher.name: watcher for watcher in found}
 
 

@@ -1,4 +1,4 @@
-"""The command that a run prints when it pauses at an alarm."""
+"""The commands with one change: of a run that pauses at an alarm, and of a finding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names
-from squelch.cluster.loop.watchers.next_run import ways_on
+from squelch.cluster.runs.next_run import remedy, ways_on
 from squelch.cluster.setting_keys import flat
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.findings.finder import Finding
 from tests.fakes.run import settings
 
 SCORES = np.append(np.linspace(0.8, 1.0, 7), 0.0)
@@ -128,3 +129,25 @@ def test_where_environments_are_ranked_alone_the_smallest_keeps_a_group(tmp_path
     assert what_changes(config, next_run(config)[1])[0].startswith("learner.objective.entropy_coefficient")
     config = settings(tmp_path, *several)
     assert what_changes(config, next_run(config)[1]) == ["filter.rho: 0.5 -> 0.25"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "wanted"),
+    [
+        ("turns_cut", (), "sampling.max_tokens_per_turn=96"),
+        ("entropy_falls", ("learner.objective.entropy_coefficient=0",), "learner.objective.clip_high=0.392"),
+        ("format_invalid", ("model.path=somewhere",), "environment.prompt=natural"),
+        ("none_solved", (), "sampling.group_size=8"),
+        ("kl_high", (), "learner.optimizer.learning_rate=0.0001"),
+        ("trajectories_fail", (), ""),
+    ],
+)
+def test_a_findings_command_changes_the_first_setting_that_can_be(
+    tmp_path: Path, name: str, overrides: tuple[str, ...], wanted: str
+) -> None:
+    config = settings(tmp_path, *overrides)
+    command = shlex.split(remedy(config, Finding(name, "warning", 1, 1, "")))
+    if not wanted:
+        assert command == ["squelch", "inspect", str(config.run_dir)]
+        return
+    assert command[:2] == ["squelch", "train"] and command[-1] == wanted and command[3] == "name=run-again"
