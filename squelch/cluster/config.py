@@ -54,6 +54,7 @@ from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS
 from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.metrics.settings import RecorderConfig
+from squelch.kit.text.answer_start import COMPLETION
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import MAX_GRADIENTS, LearnerConfig
@@ -236,6 +237,15 @@ class RunConfig(Settings):
                 f"model.keep_reasoning={self.model.keep_reasoning} makes trajectories of several segments, and "
                 f"learner.objective.advantage={self.learner.objective.advantage} needs a critic, whose time runs along "
                 "one sequence; set learner.algorithm to grpo, dr_grpo, dapo or gspo, or drop the former"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_whole_completion_has_no_probe(self) -> RunConfig:
+        if self.model.reasoning == COMPLETION and self.scorer.enabled and self.scorer.probe.every:
+            raise ValueError(
+                "model.reasoning=completion tells no reasoning from an answer, and the fixed probe measures reasoning; "
+                "set scorer.probe.every=0"
             )
         return self
 

@@ -12,6 +12,7 @@ from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
 from squelch.actors.sampling import MIN_TEMPERATURE
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NamesFiles
+from squelch.kit.text.answer_start import BEFORE_ANSWER, MARKED, AnswerStart, Reasoning
 from squelch.learner.warmup.settings import WarmupConfig
 
 
@@ -55,6 +56,26 @@ class ModelConfig(Settings):
     where the template removes reasoning, a new segment of the trajectory begins, which is fed the whole conversation as
     the template writes it. Algorithms with a critic take one sequence only."""
 
+    reasoning: Reasoning = MARKED
+    """Where the reasoning lies in a turn, for environments without a turn format of Squelch. `marked`: between
+    `<think>` and `</think>`. `before_answer`: what stands before the answer, for mathematics and code whose prompts ask
+    for an answer of a form (`answer`). `completion`: not known, so that only the dependence of the completion on its
+    prompt is measured, and no regime named (docs/guide/reasoning.md)."""
+    answer: str = ""
+    """With `reasoning: before_answer`: the text with which answers begin, such as `\\boxed{`, `####` or `Answer:`, or a
+    regular expression of RE2 behind `re:`. The first occurrence in a turn counts."""
+
+    @model_validator(mode="after")
+    def _answer_can_be_found(self) -> ModelConfig:
+        if bool(self.answer) != (self.reasoning == BEFORE_ANSWER):
+            raise ValueError(
+                f"model.reasoning={self.reasoning} with model.answer={self.answer!r}: before_answer needs the text "
+                "with which answers begin, such as '####', and the others need none"
+            )
+        if self.answer:
+            AnswerStart(self.answer)
+        return self
+
     @model_validator(mode="after")
     def _format_fits(self) -> ModelConfig:
         if self.path != "tiny" and self.warmup is None:
@@ -63,6 +84,7 @@ class ModelConfig(Settings):
         for key, value, plain in (
             ("format", self.format, (AUTO, OWN)),
             ("keep_reasoning", self.keep_reasoning, (ALL,)),
+            ("reasoning", self.reasoning, (MARKED,)),
         ):
             if value not in plain:
                 raise ValueError(f"model.{key}={value} is not for {what}, whose turns are Squelch's own; drop it")

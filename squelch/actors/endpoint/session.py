@@ -314,7 +314,9 @@ class Session:
         self._conversation.answered(placed, path, completion, said, reply.stop)
         self._replied[reply.id] = _Replied(path, request.num_instructions, len(request.messages), said)
         well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
-        path.transcript.add_turn(completion, parsed.reasoning, well_formed, max(1, len(reply.calls)))
+        path.transcript.add_turn(
+            completion, self.one.reasoning_of(completion.token_ids, parsed), well_formed, max(1, len(reply.calls))
+        )
         self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
         return reply
 

@@ -1,20 +1,22 @@
 """The format of the model in a folder.
 
 The run decides it once, before any actor starts, and the folder of the initial policy says so to every process: its
-stamp (`kit.text.stamp`) names a family, and whether the reasoning of earlier turns is kept. A folder without it has
-the format `own`, which keeps it. A family counts for the chat template for which it was chosen: with another template,
-as by `model.chat_template`, the format is chosen anew.
+stamp (`kit.text.stamp`) names a family, whether the reasoning of earlier turns is kept, and where reasoning lies. A
+folder without it has the format `own`, which keeps it, and reasoning between markers. A family counts for the chat
+template for which it was chosen: with another template, as by `model.chat_template`, the format is chosen anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN, known_format, template_digest
 from squelch.actors.formats.packaged import PackagedFormat
 from squelch.actors.formats.protocol import Format
 from squelch.actors.play.codec import ChatCodec
+from squelch.kit.text.answer_start import MARKED, AnswerStart, Reasoning
 from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
 from squelch.kit.text.stamp import STAMP_FILE, Stamp, read_stamp
 from squelch.kit.text.tokenizer import read_object
@@ -25,25 +27,37 @@ AnyFormat = ChatCodec | PackagedFormat
 def stamped(folder: Path) -> Stamp:
     """The stamp of a folder, that of the format `own` if it has none. Raises ValueError for a name that is none."""
     found = read_stamp(folder)
-    for key, value, names in (("format", found.format, NAMES), ("keep_reasoning", found.keep_reasoning, KEPT)):
+    kinds = ("reasoning", found.reasoning, get_args(Reasoning))
+    for key, value, names in (("format", found.format, NAMES), ("keep_reasoning", found.keep_reasoning, KEPT), kinds):
         if value not in names:
             raise ValueError(f"{folder / STAMP_FILE}: {key}={value[:100]!r} is none of {', '.join(names)}")
     return found
 
 
-def chosen(folder: Path, setting: str, squelchs: Sequence[str] = (), keep_reasoning: str = ALL) -> Stamp:
+def chosen(
+    folder: Path,
+    setting: str,
+    squelchs: Sequence[str] = (),
+    keep_reasoning: str = ALL,
+    reasoning: str = MARKED,
+    answer: str = "",
+) -> Stamp:
     """The stamp for the model in a folder. `setting`: `model.format`; `squelchs`: the environments whose turns are
-    those of Squelch, which need a template that keeps them; `keep_reasoning`: `model.keep_reasoning`.
+    those of Squelch, which need a template that keeps them; the others: the settings of these names.
 
-    Raises ValueError for a family, or a template that removes reasoning, where some are.
+    Raises ValueError for a family, a template that removes reasoning, or reasoning elsewhere than between markers,
+    where some are.
     """
-    for key, value, plain in (("format", setting, (AUTO, OWN)), ("keep_reasoning", keep_reasoning, (ALL,))):
+    kept, lies = ("keep_reasoning", keep_reasoning, (ALL,)), ("reasoning", reasoning, (MARKED,))
+    for key, value, plain in (("format", setting, (AUTO, OWN)), kept, lies):
         if squelchs and value not in plain:
             raise ValueError(
                 f"model.{key}={value} is for environments without a turn format of Squelch, such as Prompts, and not "
                 f"for {', '.join(squelchs)}; leave it out, and all turns are written with the model's chat template"
             )
-    own = stamped(folder)._replace(format=OWN, keep_reasoning=keep_reasoning, template="")
+    own = stamped(folder)._replace(
+        format=OWN, keep_reasoning=keep_reasoning, template="", reasoning=reasoning, answer=answer
+    )
     if squelchs or setting == OWN:
         return own
     source = read_chat_template(folder, read_chat_tokenizer(folder)).source
@@ -63,7 +77,9 @@ def open_format(folder: str | Path) -> AnyFormat:
     """The format of the model in a folder. Raises ValueError if the model does not fit it."""
     stamp = stamped(Path(folder))
     keeps = stamp.keep_reasoning == ALL
-    return ChatCodec(folder, keeps) if stamp.format == OWN else PackagedFormat(folder, stamp.format, keeps)
+    found = ChatCodec(folder, keeps) if stamp.format == OWN else PackagedFormat(folder, stamp.format, keeps)
+    found.reasoning, found.answer_start = stamp.reasoning, AnswerStart(stamp.answer) if stamp.answer else None
+    return found
 
 
 def squelch_turns(one: Format, environment: str) -> ChatCodec:

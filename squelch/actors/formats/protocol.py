@@ -105,6 +105,11 @@ class Format(Protocol):
         """What a sampled turn says; `fed`: all ids before it; `tools`: those that the prompt shows."""
         ...
 
+    def reasoning_of(self, sampled: Ids, said: Parsed) -> tuple[int, int]:
+        """(start, end) of the reasoning that a run records of a turn: what `parse` found, or what stands before the
+        answer, or the whole turn (`model.reasoning`)."""
+        ...
+
     def answer_end(self, ids: Ids) -> int | None:
         """Number of ids up to the end of the answer, among the ids sampled from the end of the reasoning on; None
         without an answer."""

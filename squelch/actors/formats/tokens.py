@@ -15,7 +15,8 @@ from unicodedata import normalize
 import numpy as np
 from tokenizers import Tokenizer
 
-from squelch.actors.formats.protocol import Ids, Message, Tools, ToolsRefused
+from squelch.actors.formats.protocol import Ids, Message, Parsed, Tools, ToolsRefused
+from squelch.kit.text.answer_start import MARKED, AnswerStart
 from squelch.kit.text.chat_template import ChatTemplate, read_chat_template, read_chat_tokenizer
 from squelch.kit.text.control_tokens import TextEncoder, foreign_pieces
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
@@ -78,6 +79,10 @@ class ModelTokens:
         """Ids that end a turn, from the tokenizer, the generation configuration and the format."""
         self.pad_id: int = 0
         """Id that pads rows of a batch; it is never attended to and never learned from."""
+        self.reasoning: str = MARKED
+        """Where a run records the reasoning of a turn in the model's own format (`model.reasoning`)."""
+        self.answer_start: AnswerStart | None = None
+        """What finds the answers before which reasoning lies."""
 
     @property
     def template(self) -> ChatTemplate:
@@ -124,6 +129,12 @@ class ModelTokens:
         """As `text`, with control tokens apart from those that end a turn."""
         pieces = [b"" if int(index) in self.stop_ids else self._literal(int(index)) for index in ids]
         return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def reasoning_of(self, sampled: Ids, said: Parsed) -> tuple[int, int]:
+        """As `Format.reasoning_of`."""
+        if self.reasoning == MARKED:
+            return said.reasoning
+        return before_answer([self.token_bytes(int(index)) for index in sampled], self.answer_start)
 
     def whole_answer_end(self, ids: Ids) -> int | None:
         """As `Format.answer_end` of a turn in the model's own format: the answer is all content and calls."""
@@ -242,8 +253,9 @@ def reasoning_span(pieces: Sequence[bytes], opened: bool, opening: str, closing:
 
     `opened`: whether the ids before them open the reasoning; if not, it follows the `opening` with which they begin.
 
-    White space at either end counts as reasoning. The span is empty if there is no reasoning: (0, 0) if only white
-    space precedes `closing` or the turn opens none, and (n, n), after all n ids, if it was never closed.
+    White space at either end counts as reasoning. The span is empty if there is no reasoning: behind the opening if
+    only white space precedes `closing`, (0, 0) if the turn opens none, and (n, n), after all n ids, if it was never
+    closed.
     """
     text = b"".join(pieces)
     if not opened and not text.lstrip().startswith(opening.encode()):
@@ -256,4 +268,17 @@ def reasoning_span(pieces: Sequence[bytes], opened: bool, opening: str, closing:
     start = int(np.searchsorted(ends, first)) + 1 if first else 0
     end = int(np.searchsorted(ends, marker, side="right"))
     blank = end <= start or not text[ends[start - 1] if start else 0 : ends[end - 1]].strip()
-    return (0, 0) if blank else (start, end)
+    return (min(start, len(pieces) - 1),) * 2 if blank else (start, end)
+
+
+def before_answer(pieces: Sequence[bytes], answer: AnswerStart | None) -> tuple[int, int]:
+    """(start, end) of what stands before the answer among the tokens whose bytes these are, and wholly before it;
+    without an `answer`, of all with bytes. Empty as in `reasoning_span`: (n, n) if no answer begins."""
+    text = b"".join(pieces).decode(errors="surrogateescape")  # each broken byte is one character
+    begun = len(text) if answer is None else answer.find(text)
+    if begun < 0:
+        return len(pieces), len(pieces)
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    before = len(text[:begun].encode(errors="surrogateescape"))
+    end = int(np.searchsorted(ends, before)) + bool(before and before in ends)  # without the end of the turn
+    return (0, end) if text[:begun].strip() else (0, 0)

@@ -2,7 +2,7 @@
 
 An environment actor makes them, because it has the environment and the format. The variations are the environment's own
 (`envs.contract.Twinned`); where it has none, those of `DRAWN` further tasks of the split whose prompts are nearest
-(`actors.play.edit_distance`), by their ids, which tell no pictures apart. Both follow from the seeds of the tasks, so
+(`kit.diagnosis.edit_distance`), by their ids, which tell no pictures apart. Both follow from the seeds of the tasks, so
 that a resumed run has the same clusters.
 
 | waits for | unblocked by | on time-out |
@@ -20,13 +20,13 @@ from functools import partial
 from typing import cast
 
 from squelch.actors.formats.protocol import Format
-from squelch.actors.play.edit_distance import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.step_pool import StepPool
 from squelch.actors.play.turn_format import turn_format_of
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.mixture import Mixture
+from squelch.kit.diagnosis.edit_distance import nearest
 from squelch.kit.records.content import Picture, Prompt, content_key
 from squelch.kit.records.records import Cluster, Task, Ticket
 from squelch.kit.scoring.settings import PROBE_TWINS

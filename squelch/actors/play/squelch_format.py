@@ -51,6 +51,10 @@ class SquelchFormat:
         """As `Format.parse`; nothing is left out of the content."""
         return Parsed(self._codec.reasoning_span(sampled), self._codec.text(sampled))
 
+    def reasoning_of(self, sampled: Ids, said: Parsed) -> tuple[int, int]:
+        """As `Format.reasoning_of`."""
+        return said.reasoning
+
     def answer_end(self, ids: Ids) -> int | None:
         """As `Format.answer_end`."""
         return self._codec.answer_end(ids)

@@ -87,7 +87,7 @@ class ModelTurns:
         if not self._format.keeps_reasoning:
             self._messages.append(message_of(self._format, ids, found))
             self._kept = self._kept.after(self._messages)
-        return found.reasoning
+        return self._format.reasoning_of(ids, found)
 
     def following(self, message: Message, closed: bool) -> NextIds:
         """As `TurnFormat.following`."""

@@ -45,6 +45,8 @@ from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
 from squelch.kit.scoring.drawing import newest_version
 from squelch.kit.scoring.models import load_arrays
 from squelch.kit.scoring.probe_scoring import FixedProbe
+from squelch.kit.text.answer_start import COMPLETION, MARKED
+from squelch.kit.text.stamp import read_stamp
 
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
@@ -101,7 +103,9 @@ class ScorerActor:
         columns: Ways = "measured" if next(scores.parameters()).is_cuda else "one"
         vision = vision_of(Path(folder))
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, columns, vision)
-        self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
+        whole = whole_turns and read_stamp(Path(self._model_dir)).reasoning == COMPLETION
+        opens = self._opens if whole_turns else None
+        self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text, opens, whole)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
         self._codec: AnyFormat | None = None
         self._whole_turns = whole_turns
@@ -179,6 +183,11 @@ class ScorerActor:
     def _text(self, ids: np.ndarray) -> str:
         """Decodes ids for the judge."""
         return self._tokens().text(ids)
+
+    def _opens(self, fed: np.ndarray) -> bool:
+        """Whether a turn behind these ids needs to mark no reasoning: its prompt does, or none is to be marked."""
+        tokens = self._tokens()
+        return tokens.reasoning != MARKED or bool(tokens.begins_inside(fed))
 
     def _answer_end(self, ids: np.ndarray) -> int | None:
         """Finds the end of the answer for the fixed probe."""

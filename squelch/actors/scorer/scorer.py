@@ -11,6 +11,8 @@ Invariants:
 - Metrics depend on the step, the seed, the window and the scorer's state only. The state consists of the moving
   averages, the regime's baseline, the set of turns and environments reported so far, and the last probe evaluation's
   verdict on the answers.
+- Where turns are not divided (`model.reasoning: completion`), only the keys below `completion/` are known: there is no
+  MI of reasoning, no regime, and nothing that an alarm could be raised by.
 - A step that is scored again, because its groups were lost and retried, is scored from the state before its first
 scorer step; none of the earlier metrics remain."""
 
@@ -34,14 +36,17 @@ from squelch.kit.diagnosis.metrics import SCOPES
 from squelch.kit.diagnosis.pair_budget import draw_pairs, estimate, information_each, others_within
 from squelch.kit.diagnosis.proxies import EmaState, proxies_of_scores, usable
 from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
+from squelch.kit.diagnosis.repeats import repeated_share
 from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL, uncertainty
 from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
+from squelch.kit.scoring.completion_scoring import completion_dependence
 from squelch.kit.scoring.drawing import (
     Draw,
     Groups,
     columns_of,
     draw_first_turn,
     draw_trajectory,
+    marked_share,
     newest_version,
     reasoned_share,
     subset,
@@ -80,7 +85,8 @@ class Followed:
 class Scorer:
     """Metrics of consecutive windows under the engine's current weights.
 
-    `text` decodes ids for the judge (`kit.diagnosis.grounding`); without it nothing is judged.
+    `text` decodes ids for the judge (`kit.diagnosis.grounding`); without it nothing is judged. `opens`: as of
+    `marked_share`; without it all turns count as marked. `whole`: whether turns are not divided.
     """
 
     def __init__(
@@ -90,9 +96,11 @@ class Scorer:
         seed: int,
         max_staleness: int = 0,
         text: Callable[[np.ndarray], str] | None = None,
+        opens: Callable[[np.ndarray], bool] | None = None,
+        whole: bool = False,
     ) -> None:
         self.engine, self.config, self.seed, self.max_staleness = engine, config, seed, max_staleness
-        self._text = text
+        self._text, self._opens, self._whole = text, opens, whole
         self._ema = {scope: EmaState(config.ema_alpha) for scope in SCOPES}
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
@@ -136,6 +144,9 @@ class Scorer:
         metrics = {"scorer/version": float(version)}
         self.matrices = {}
         draws = self._draws(step, version, groups)
+        if self._whole:
+            metrics |= self._completions(draws["first_turn"], step)
+            draws = {scope: subset(draw, np.zeros(len(draw.reasonings), bool)) for scope, draw in draws.items()}
         for index, (scope, draw) in enumerate(draws.items()):
             seed = (self.seed, step, len(SCOPES) + index)
             metrics |= self._scope(scope, draw, version, seed, environments or {})
@@ -144,9 +155,18 @@ class Scorer:
         metrics["seconds/score"] = time.perf_counter() - started
         return metrics | {"scorer/cpu_seconds": time.thread_time() - cpu}
 
+    def _completions(self, draw: Draw, step: int) -> dict[str, float]:
+        """The dependence of whole first turns on their prompts."""
+        given = draw.prompts, draw.reasonings, draw.source, draw.weights
+        found = completion_dependence(self.engine, *given, (self.seed, step, len(SCOPES)), draw.pictures)
+        return {f"completion/{key}": value for key, value in found.items()}
+
     def _draws(self, step: int, version: int, groups: Groups) -> dict[str, Draw]:
         config, oldest = self.config, version - self.max_staleness
-        first = draw_first_turn(groups, config.max_prompts, config.samples_per_prompt, (self.seed, step, 0), oldest)
+        most = config.max_prompts
+        if self._whole and config.max_pairs is not None:  # all of its pairs are scored
+            most = max(2, min(most, math.isqrt(config.max_pairs // config.samples_per_prompt)))
+        first = draw_first_turn(groups, most, config.samples_per_prompt, (self.seed, step, 0), oldest)
         drawn = draw_trajectory(groups, config.trajectory_draws, (self.seed, step, 1), oldest)
         limit = self.engine.context_length
         return dict(zip(SCOPES, (within_context(first, limit), within_context(drawn, limit)), strict=True))
@@ -162,6 +182,8 @@ class Scorer:
         }
         matrix, ratio = self._matrix(scope, draw, seed)
         metrics["pairs_ratio"] = ratio
+        if scope == "first_turn":  # later turns repeat earlier ones, which are part of their prompts
+            metrics["repeated"] = repeated_share(draw.prompts, draw.reasonings, draw.source)
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
         else:
@@ -191,11 +213,13 @@ class Scorer:
                 key.removeprefix(f"{scope}/"): value for key, value in metrics.items() if key.startswith(f"{scope}/")
             }
             first = scope == "first_turn"
-            own["reasoned"] = reasoned_share(groups, first)
+            own["reasoned"] = math.nan if self._whole else reasoned_share(groups, first)
             true = true_share(metrics["judge/names"], metrics["judge/right"], judged) if first else math.nan
             judge = first and not math.isnan(metrics["judge/names"])
-            inputs = RegimeInputs.of(own, follows, true, judge, text_alone[scope])
-            flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(inputs)).items()}
+            marked = marked_share(groups, first, self._opens) if self._opens is not None else math.nan
+            inputs = RegimeInputs.of(own, follows, true, judge, text_alone[scope], marked)
+            regime = "" if self._whole else gauge.read(inputs)
+            flat |= {f"{scope}/{key}": value for key, value in one_hot(regime).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
                 flat |= gauge.truth()

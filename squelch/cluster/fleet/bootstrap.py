@@ -7,7 +7,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +49,14 @@ from squelch.kit.diagnosis.fixed_probe import MIN_TASKS
 from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.kit.pictures.geometry import PROVEN, vision_of
 from squelch.kit.records.pictures import text_of
+from squelch.kit.text.answer_start import MARKED, OF_A_RUN, asked_for, other_ways
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from squelch.actors.formats.choice import AnyFormat
     from squelch.actors.formats.protocol import Format
     from squelch.actors.play.codec import ChatCodec
 
@@ -411,10 +413,11 @@ def _check_speech(folder: Path, own: dict[str, Any], config: RunConfig) -> list[
     positions = (text if isinstance(text, dict) else own).get("max_position_embeddings")
     speech = open_format(folder)
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
+    asked = list[str]()
     for entry in config.mixture.entries:
         chosen = entry.environment
         speech.check(phrases(environment_class(chosen.name), chosen.options, chosen.format))
-        longest = _opening(entry, config, speech, longest=True)
+        longest = _opening(entry, config, speech, asked)
         turn = entry.tokens(config.sampling.max_tokens_per_turn)
         for name, limit in limits.items():
             if limit is not None and longest + turn > limit:
@@ -426,7 +429,7 @@ def _check_speech(folder: Path, own: dict[str, Any], config: RunConfig) -> list[
         raise ValueError(
             f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
         )
-    return _notes_on_format(speech)
+    return _notes_on_format(speech, asked)
 
 
 def _require_sight(codec: ChatCodec, entry: Entry, environment: Environment) -> None:
@@ -445,26 +448,26 @@ def _require_sight(codec: ChatCodec, entry: Entry, environment: Environment) -> 
             raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
 
 
-def _notes_on_format(speech: Format) -> list[str]:
+def _notes_on_format(speech: AnyFormat, asked: Sequence[str]) -> list[str]:
+    """`asked`: prompts to which the model answers in its own format."""
     found = [] if speech.name == OWN else [f"model.format={speech.name}"]
-    if not speech.reasons:
-        found.append(
-            f"the format {speech.name} has no reasoning, so the policy is mute: mutual information and the other "
-            "measures of reasoning have nothing to measure"
-        )
+    name = asked_for(asked)
+    if speech.reasoning == MARKED and (name or not speech.reasons):
+        unless = "unless turns begin with <think>" if speech.reasons else f"since model.format={speech.name} marks none"
+        found.append(f"MI and D will not be known, {unless}; {other_ways(name, OF_A_RUN)}")
     return found
 
 
-def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> int:
-    """Tokens of the first prompt of the first training task; with `longest`, of the longest one of any task if the
-    environment knows it, and then the format must be that of the template. ValueError for words that the tokenizer
-    lacks."""
+def _opening(entry: Entry, config: RunConfig, speech: Format, asked: list[str] | None = None) -> int:
+    """Tokens of the first prompt of the first training task; with `asked`, which takes the texts of those in the
+    model's own format, of the longest one of any task if the environment knows it, and then the format must be that of
+    the template. ValueError for words that the tokenizer lacks."""
     from squelch.actors.formats.choice import squelch_turns
     from squelch.actors.formats.conformity import require_template
 
     try:
         first = first_task(entry.environment, config.cluster.start_timeout_s)
-        openings = first.openings(longest)
+        openings = first.openings(asked is not None)
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
     if not lacking(first.environment, AgentDriven):
@@ -480,7 +483,8 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
         return max(len(codec.first_fed(one.messages).ids) for one in openings)
     if first.environment.shows_pictures:
         raise UserError(f"environment {entry.name}: pictures are shown in the turns of Squelch alone")
-    if longest:
+    if asked is not None:
+        asked += ["\n".join(text_of(message["content"]) for message in one.messages) for one in openings]
         try:
             require_template(speech, any(one.tools for one in openings))
         except ValueError as error:

@@ -111,15 +111,16 @@ def find_model(config: RunConfig, say: Say) -> Path:
 
 
 def formatted(folder: Path, config: RunConfig) -> Path:
-    """The folder, which says what `model.format` and `model.keep_reasoning` do unless they are our own format. Raises
-    ValueError if they do not suit the environment."""
+    """The folder, which says what `model.format`, `model.keep_reasoning` and `model.reasoning` do unless they are our
+    own format. Raises ValueError if they do not suit the environment."""
     from squelch.actors.formats.choice import chosen  # imports transformers
 
     if not is_folder(folder):
         return folder
     squelchs = [entry.name for entry in config.mixture.entries if not plays_whole_turns(entry.environment)]
     squelchs += ["model.warmup"] if config.model.warmup is not None else []
-    stamp = chosen(folder, config.model.format, squelchs, config.model.keep_reasoning)
+    model = config.model
+    stamp = chosen(folder, model.format, squelchs, model.keep_reasoning, model.reasoning, model.answer)
     return with_stamp(folder, stamp, Path(config.model.pretrained_cache))
 
 

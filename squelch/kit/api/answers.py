@@ -73,9 +73,9 @@ def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.n
 
 
 def regime_of(
-    metrics: Mapping[str, float], reasoned: float, links: LinksEvaluation | None, text_alone: float = math.nan
+    metrics: Mapping[str, float], found: Reasonings, links: LinksEvaluation | None, text_alone: float = math.nan
 ) -> str:
-    """The regime of one step's samples. `metrics`: as of `MIResult.metrics`; `reasoned`: as of `Reasonings`;
-    `text_alone`: as of `RegimeInputs`."""
+    """The regime of one step's samples. `metrics`: as of `MIResult.metrics`; `text_alone`: as of `RegimeInputs`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
-    return RegimeGauge().read(RegimeInputs.of({**metrics, "reasoned": reasoned}, follows, text_alone=text_alone))
+    known = {**metrics, "reasoned": found.reasoned, "repeated": found.repeated}
+    return RegimeGauge().read(RegimeInputs.of(known, follows, text_alone=text_alone, marked=found.marked))

@@ -22,6 +22,7 @@ def findings_of(result: ScoreResult, half_width: float) -> list[Finding]:
     """What is wrong with one step's samples. `half_width`: as of `squelch.Monitor`."""
     found = step_metrics(result.samples, result, half_width)
     metrics = {f"first_turn/{key}": value for key, value in found.items()} | link_metrics(result.answers)
+    metrics |= {f"completion/{key}": value for key, value in (result.completion or {}).items()}
     findings = Findings(steps=1)
     findings.step(StepView(0, metrics, None, texts_of(result.samples)))
     return findings.open

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from tokenizers import Tokenizer, models
 
 from squelch.kit.api.arrays import token_ids
-from squelch.kit.api.completions import Markers
+from squelch.kit.api.completions import Where, markers_of
 from squelch.kit.api.messages import MessageRenderer, as_messages, is_messages
 from squelch.kit.api.samples import SampleReader
 from squelch.kit.api.turns import Row, Turns
@@ -72,11 +72,12 @@ def _row(given: dict[str, Any], index: int) -> Row:
 def reader_of(
     tokenizer: Any,
     vocab_size: int,
-    markers: Markers | None,
+    where: Where,
     turns: Turns = "first",
     tools: Sequence[Any] | None = None,
 ) -> SampleReader:
-    """What converts rows with the caller's tokenizer, which stays as it is; arguments as of `squelch.score`.
+    """What converts rows with the caller's tokenizer, which stays as it is. `where`: where reasonings lie; the others
+    are as of `squelch.score`.
 
     Raises ValueError for a tokenizer that is not fast, or has a token for which the model has no row, and for arguments
     of another form.
@@ -85,8 +86,6 @@ def reader_of(
         raise ValueError(f"`turns` is {turns!r}; it must be one of {', '.join(get_args(Turns))}")
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("`tools` must be a list of JSON schemas, as the chat template shows them")
-    if markers is not None and (len(markers) != 2 or not all(isinstance(one, str) and one for one in markers)):
-        raise ValueError("`markers` must be two texts, or None where completions consist of reasoning only")
     own = complete(tokenizer)
     name, largest = max(own.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     if largest >= vocab_size:
@@ -99,10 +98,10 @@ def reader_of(
         if not hasattr(tokenizer, "chat_template"):
             raise ValueError("the tokenizer has no chat template")
         folder = Path(getattr(tokenizer, "name_or_path", "") or "the tokenizer")
-        return MessageRenderer(read_chat_template(folder, tokenizer), own, markers or ())
+        return MessageRenderer(read_chat_template(folder, tokenizer), own, markers_of(where) or ())
 
     schemas = [dict(tool) for tool in tools or []] or None
-    return SampleReader(own, vocab_size, markers, renderer, turns=turns, tools=schemas)
+    return SampleReader(own, vocab_size, where, renderer, turns=turns, tools=schemas)
 
 
 def complete(tokenizer: Any) -> Tokenizer:

@@ -13,6 +13,7 @@ Invariants:
   alone, because answers to other prompts are no fall.
 - Steps must come in their order. Metrics depend on the samples, the weights, the seed and the state alone; `state` is
   plain JSON, for the trainer's checkpoint.
+- With `reasoning: completion` there is no MI, no regime and no alarm: only the keys below `completion/` are known.
 - A step with fewer than two usable prompts is counted and raises nothing: a run must not end for it.
 """
 
@@ -29,12 +30,23 @@ import numpy as np
 
 from squelch.kit.api.answers import Answers, regime_of
 from squelch.kit.api.arrays import numbers
-from squelch.kit.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers
+from squelch.kit.api.completions import (
+    CALLS_ONLY,
+    EMPTY,
+    MARKERS,
+    NO_ANSWER,
+    NO_TOKENS,
+    TEXT_BEFORE,
+    UNCLOSED,
+    UNMARKED,
+    Markers,
+    where_of,
+)
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
-from squelch.kit.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
+from squelch.kit.api.scoring import ScoreResult, require_two_prompts, scored
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
-from squelch.kit.diagnosis.metrics import LINK_KEYS
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, LINK_KEYS
 from squelch.kit.diagnosis.probe_alarm import ProbeAlarm
 from squelch.kit.diagnosis.proxies import NON_FINITE, Compat, EmaState
 from squelch.kit.diagnosis.regime import one_hot
@@ -44,11 +56,13 @@ from squelch.kit.scoring.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
 from squelch.kit.scoring.probe_drawing import ProbeDraw
 from squelch.kit.scoring.probe_scoring import FixedProbe
 from squelch.kit.scoring.settings import OTHERS, REFERENCES, ProbeConfig
+from squelch.kit.text.answer_start import Reasoning
 
 if TYPE_CHECKING:
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
-REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", CALLS_ONLY: "empty", UNCLOSED: "unclosed"}
+REASONS = dict.fromkeys((EMPTY, UNMARKED, TEXT_BEFORE, CALLS_ONLY), "empty")
+REASONS |= {UNCLOSED: "unclosed", NO_ANSWER: "unclosed"}
 REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite"}
 """The metric's reason for each reason of a sample's exclusion; a completion that does not begin with its reasoning has
 none where one is expected, and words without tokens have no likelihood."""
@@ -59,7 +73,7 @@ class Monitor:
 
     Args:
         tokenizer: as of `squelch.score`; it must stay the same.
-        tools, markers, temperature, compat, links, token_budget: as of `squelch.score`.
+        tools, reasoning, markers, answer, temperature, compat, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored, at least 2; the cost grows with its square.
         ema_alpha: weight of the past in MI-ZScore-EMA, [0, 1).
         half_width: nats per token, the half width of MI-Est's interval for which `prompts_needed` is given.
@@ -74,7 +88,9 @@ class Monitor:
         tokenizer: Any,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning: Reasoning = "marked",
         markers: Markers | None = MARKERS,
+        answer: str = "",
         temperature: float = 1.0,
         compat: Compat = "paper",
         links: bool = True,
@@ -89,7 +105,8 @@ class Monitor:
         _require("token_budget", token_budget, token_budget >= 1, "1 or more")
         _require("ema_alpha", ema_alpha, 0 <= ema_alpha < 1, "in [0, 1)")
         _require("half_width", half_width, half_width > 0, "above 0")
-        self._tokenizer, self._tools, self._markers, self._temperature = tokenizer, tools, markers, temperature
+        self._tokenizer, self._tools, self._temperature = tokenizer, tools, temperature
+        self._where = where_of(reasoning, markers, answer)
         self._compat: Compat = compat
         self._links, self._max_prompts, self._token_budget = links, max_prompts, token_budget
         self._half_width, self._seed = half_width, seed
@@ -157,7 +174,9 @@ class Monitor:
         result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
         metrics = {f"first_turn/{key}": value for key, value in step_metrics(found, result, self._half_width).items()}
-        self._unscored = _why_unscored(found, result) if math.isnan(metrics["first_turn/mi_est"]) else ""
+        metrics |= self._completion_metrics(result)
+        known = metrics["completion/dependence" if self._where is None else "first_turn/mi_est"]
+        self._unscored = _why_unscored(found, result) if math.isnan(known) else ""
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}
         metrics |= self._watched(step, metrics)
         if self._links and self._probe_step is None:
@@ -184,6 +203,8 @@ class Monitor:
             ValueError: as of `squelch.score`, or fewer than two of the prompts are the probe's.
         """
         self._require_order("observe_probe", step, self._probe_step)
+        if self._where is None:
+            raise ValueError("observe_probe measures reasoning, and with reasoning=completion there is none to tell")
         with self._engine(model) as (engine, reader):
             found = within_context(reader.read(rows_of(prompts, completions)), engine.context_length)
             if self._probe_prompts is None:
@@ -227,12 +248,20 @@ class Monitor:
         with borrowed(model) as own:
             config: Any = own.config.get_text_config()
             if self._reader is None or self._reader[0] != config.vocab_size:
-                reader = reader_of(self._tokenizer, config.vocab_size, self._markers, tools=self._tools)
+                reader = reader_of(self._tokenizer, config.vocab_size, self._where, tools=self._tools)
                 self._reader = config.vocab_size, reader
             yield CrossScorer(own, self._token_budget, self._temperature), self._reader[1]
 
     def _scored(self, engine: CrossScorer, found: Reasonings) -> ScoreResult:
         return scored(engine, found, compat=self._compat, links=self._links, seed=self._seed, ema=self._ema)
+
+    def _completion_metrics(self, result: ScoreResult | None) -> dict[str, float]:
+        """What is known of completions that are not divided; nothing of others."""
+        if self._where is not None:
+            return {}
+        known = result.completion if result is not None else None
+        found = dict.fromkeys(COMPLETION_KEYS, math.nan) | dict(known or {})
+        return {f"completion/{key}": value for key, value in found.items()}
 
     def _watched(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Passes a step's metrics to the alarm; the alarm's metrics."""
@@ -296,19 +325,20 @@ def _why_unscored(found: Reasonings, result: ScoreResult | None) -> str:
 def step_metrics(found: Reasonings, result: ScoreResult | None, half_width: float) -> dict[str, float]:
     """The metrics of a step's first turns without their scope; `result`: None below two prompts; `half_width`: as of
     `Monitor`."""
-    metrics = UNKNOWN | {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned}
+    about = {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned, "repeated": found.repeated}
+    metrics = UNKNOWN | about
     excluded = Counter[str]()
     for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
         if reason in REASONS:  # a prompt that was not drawn is no fault
             excluded[REASONS[reason]] += count
     if result is None:
         excluded["one_prompt"] += len(found.ids)
-    else:
+    elif not found.whole:
         metrics |= matrix_metrics(result.proxies, result.uncertainty, half_width) | {"pairs_ratio": 1.0}
     links = result.answers.links if result and result.answers else None
     metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
     metrics["num_excluded"] = float(excluded.total())
-    return metrics | one_hot(regime_of(metrics, found.reasoned, links))
+    return metrics | one_hot("" if found.whole else regime_of(metrics, found, links))
 
 
 def link_metrics(answers: Answers | None) -> dict[str, float]:

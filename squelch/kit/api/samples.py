@@ -21,16 +21,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from squelch.kit.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, Markers
+from squelch.kit.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, UNMARKED, Where, markers_of
 from squelch.kit.api.encoding import RowEncoder
 from squelch.kit.api.messages import BadSample, MessageRenderer
 from squelch.kit.api.pictures import placed
 from squelch.kit.api.turns import Row, SampledTurn, Templates, TurnReader, Turns
+from squelch.kit.diagnosis.repeats import repeated_share
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import Picture, content_key
+from squelch.kit.text.answer_start import asked_for
 from squelch.kit.untrusted.files import brief
 
 TOO_LONG = "longer than the model's context"
+_COMPLETIONS = ("completion", "completion_ids")
 NOT_DRAWN = "prompts beyond --max-prompts"
 
 
@@ -41,9 +44,12 @@ class Reasonings:
     `rows`: (num_samples,), row number in the file, from 1; `answers`: the ids from the closing of each reasoning to the
     end of its answer, None for a row without an answer; `excluded`: number of rows left out, by reason;
     `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text; `reasoned`:
-    share of turns with reasoning among those that closed it, whichever are left out afterwards; `turns`: number of the
-    file's turns, `total`, and of those of them that are `later` ones and left out, or that call tools and `answer
-    nothing`; `notes`: how text was completed, in words; `pictures`: those of each prompt, empty if none shows any."""
+    share of turns with reasoning among those that closed it, whichever are left out afterwards; NaN if none did;
+    `marked`: share of turns that mark a reasoning, closed or not, NaN where nothing is to be marked; `asked`: what
+    prompts ask answers to begin with, where nothing is marked (`kit.text.answer_start`); `whole`: whether these are
+    completions that are not divided, and no reasonings; `turns`: number of the file's turns, `total`, and of those of
+    them that are `later` ones and left out, or that call tools and `answer nothing`; `notes`: how text was completed,
+    in words; `pictures`: those of each prompt, empty if none shows any."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -54,9 +60,17 @@ class Reasonings:
     excluded: Counter[str] = field(default_factory=Counter)
     control_tokens: Counter[str] = field(default_factory=Counter)
     reasoned: float = math.nan
+    marked: float = math.nan
+    asked: str = ""
+    whole: bool = False
     turns: Counter[str] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()
     pictures: list[tuple[Picture, ...]] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> float:
+        """Share of the reasonings' tokens that repeat their prompts (`kit.diagnosis.repeats`); NaN of completions."""
+        return math.nan if self.whole else repeated_share(self.prompts, self.ids, self.source)
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
         """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
@@ -74,6 +88,9 @@ class Reasonings:
             excluded,
             self.control_tokens,
             self.reasoned,
+            self.marked,
+            self.asked,
+            self.whole,
             self.turns,
             self.notes,
             [self.pictures[j] for j in columns] if self.pictures else [],
@@ -97,20 +114,19 @@ class _Sample(NamedTuple):
 class SampleReader:
     """Converts rows to ids with a tokenizer, which encodes texts completely (`kit.text.tokenizer`).
 
-    `vocab_size`: number of rows of the model's embedding. `markers`: the texts that open and close a reasoning in a
-    completion; None uses complete completions. `renderer`: makes what renders messages; ValueError if nothing can.
-    `where`, `model`: the source of the rows and the model, as errors name them. `turns`: those of a completion that are
-    samples. `tools`: JSON schemas for rows without their own. `vision`: how the model is shown pictures; None if it
-    cannot be.
+    `vocab_size`: number of rows of the model's embedding. `where`: where a completion's reasoning lies. `renderer`:
+    makes what renders messages; ValueError if nothing can. `source`, `model`: where the rows are from, and the model,
+    as errors name them. `turns`: those of a completion that are samples. `tools`: JSON schemas for rows without their
+    own. `vision`: how the model is shown pictures; None if it cannot be.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         vocab_size: int,
-        markers: Markers | None,
+        where: Where,
         renderer: Callable[[], MessageRenderer],
-        where: str = "",
+        source: str = "",
         model: str = "the model",
         *,
         turns: Turns = "first",
@@ -118,16 +134,16 @@ class SampleReader:
         vision: Vision | None = None,
     ) -> None:
         self._vision = vision
-        self._encoder = RowEncoder(tokenizer, vocab_size, where, model)
+        self._encoder = RowEncoder(tokenizer, vocab_size, source, model)
         self._templates = Templates(renderer, list(self._encoder.special.values()))
-        self._markers: Markers | None = markers
+        self._where, self._markers = where, markers_of(where)
         self._which: Turns = turns
         self._tools = tools
 
     def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:
         """The samples of all rows that have a reasoning; `rows`: (number, row). BadSample for a malformed one."""
         self._encoder.forget()
-        turns = TurnReader(self._encoder, self._markers, self._templates, self._which, self._tools, rows)
+        turns = TurnReader(self._encoder, self._where, self._templates, self._which, self._tools, rows)
         found, numbers, excluded = list[_Sample](), list[int](), Counter[str]()
         named: dict[str, tuple[int, str]] = {}
         for number, row in rows:
@@ -141,11 +157,18 @@ class SampleReader:
                     self._check_prompt_id(number, row.get("prompt_id"), key, named)
                 found.append(sample)
                 numbers.append(number)
-        silent, notes = excluded[EMPTY] + excluded[CALLS_ONLY], turns.notes()
-        if excluded[UNCLOSED] and self._markers and self._markers[1] in self._encoder.special.values():
+        silent, notes = excluded[EMPTY] + excluded[UNMARKED] + excluded[CALLS_ONLY], turns.notes()
+        might = len(found) + excluded.total() - excluded[CALLS_ONLY]
+        marked = math.nan if self._markers is None or not might else 1 - excluded[UNMARKED] / might
+        if (
+            excluded[UNCLOSED] + excluded[UNMARKED]
+            and self._markers
+            and self._markers[1] in self._encoder.special.values()
+        ):
             notes += (
                 f"{self._markers[1]} is a special token, which trainers leave out of the text that they log: give ids",
             )
+        whole = self._where is None and any(row.get(key) is not None for _, row in rows for key in _COMPLETIONS)
         prompts, pictures, source = _columns(found)
         return Reasonings(
             prompts,
@@ -156,7 +179,10 @@ class SampleReader:
             [one.answer for one in found],
             excluded,
             turns.control_tokens(),
-            len(found) / max(1, len(found) + silent),
+            len(found) / (len(found) + silent) if (found or silent) and not whole else math.nan,
+            marked,
+            asked_for(turns.asked(rows)) if marked == 0 else "",
+            whole,
             +turns.counted,
             notes,
             pictures if any(pictures) else [],

@@ -14,23 +14,24 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from squelch.kit.api.answers import Answers, read_answers, regime_of
-from squelch.kit.api.completions import UNCLOSED, Markers
+from squelch.kit.api.completions import MARKERS, NO_ANSWER, UNCLOSED, Markers, where_of
 from squelch.kit.api.evidence import EvidenceResult, evidenced
 from squelch.kit.api.information import MIResult, measured
 from squelch.kit.api.inputs import reader_of, rows_of
 from squelch.kit.api.modality import by_modality
 from squelch.kit.api.samples import Reasonings, at_most, notes_on, within_context
 from squelch.kit.api.turns import Turns
+from squelch.kit.diagnosis.completion import CompletionScores, completion_metrics
 from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
 from squelch.kit.diagnosis.regime import decided_by
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
 from squelch.kit.diagnosis.uncertainty import Uncertainty
-from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.scoring.completion_scoring import score_completions
+from squelch.kit.text.answer_start import Reasoning, other_ways
 
 if TYPE_CHECKING:
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
-MARKERS: Markers = (THINK_OPEN, THINK_CLOSE)
 UNLIKELY_NATS = 0.5
 """By how much H(Z|X) must exceed the logarithm of the vocabulary size before the model cannot have written the text. A
 model with random weights is near that logarithm, and text that is encoded again lies a little above."""
@@ -54,7 +55,8 @@ class ScoreResult:
     uncertainty: Uncertainty
     """As of `squelch.MIResult`."""
     regime: str
-    """One of `kit.diagnosis.metrics.REGIMES`, without a judge: never `private_code`."""
+    """One of `kit.diagnosis.metrics.REGIMES`, without a judge: never `private_code`. Empty for whole completions, of
+    which none is named."""
     templates: tuple[Template, ...]
     """The distinct reasonings, those that fit any prompt first; `gap` in nats per sequence."""
     fits_any: int
@@ -67,17 +69,24 @@ class ScoreResult:
     modality: Mapping[str, float] | None = None
     """What the reasoning takes from its prompt's pictures, and from its text (`kit.scoring.modality_scoring`), NaN
     where unknown; None if prompts show no pictures, or it was not asked for."""
+    completion: Mapping[str, float] | None = None
+    """Of whole completions: how they depend on their prompts (`kit.diagnosis.completion`), where `proxies` are no MI of
+    reasoning; else None."""
 
     @property
     def regime_reason(self) -> str:
         """What decided the regime, in words: what was measured, and against which floor."""
+        if self.completion is not None:
+            return "the completions are not divided, so that their dependence on prompts tells nothing of reasoning"
         links = self.answers.links if self.answers is not None else None
-        metrics = self.metrics() | {"reasoned": self.samples.reasoned}
+        metrics = self.metrics() | {"reasoned": self.samples.reasoned, "repeated": self.samples.repeated}
         return decided_by(self.regime, metrics, {} if links is None else links.metrics())
 
     def metrics(self) -> dict[str, float]:
-        """The proxies with their intervals, as of `MIResult.metrics`."""
-        return MIResult(self.proxies, self.uncertainty).metrics()
+        """The proxies with their intervals, as of `MIResult.metrics`; of whole completions, `completion`."""
+        return (
+            dict(self.completion) if self.completion is not None else MIResult(self.proxies, self.uncertainty).metrics()
+        )
 
 
 @overload
@@ -91,7 +100,9 @@ def score(
     reasonings: Sequence[Any] | None = None,
     masks: Sequence[Any] | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    reasoning: Reasoning = "marked",
     markers: Markers | None = MARKERS,
+    answer: str = "",
     max_prompts: int | None = None,
     token_budget: int = 16384,
     seed: int = 0,
@@ -110,7 +121,9 @@ def score(
     masks: Sequence[Any] | None = None,
     turns: Turns = "first",
     tools: Sequence[Mapping[str, Any]] | None = None,
+    reasoning: Reasoning = "marked",
     markers: Markers | None = MARKERS,
+    answer: str = "",
     temperature: float = 1.0,
     compat: Compat = "paper",
     links: bool = True,
@@ -133,7 +146,9 @@ def score(
     masks: Sequence[Any] | None = None,
     turns: Turns = "first",
     tools: Sequence[Mapping[str, Any]] | None = None,
+    reasoning: Reasoning = "marked",
     markers: Markers | None = MARKERS,
+    answer: str = "",
     temperature: float = 1.0,
     compat: Compat = "paper",
     links: bool = True,
@@ -160,8 +175,12 @@ def score(
             (a tool's output). Without masks the chat template's own text says where turns end.
         turns: which turns of a completion are scored, `first` or `all`, each under all that was fed before it.
         tools: JSON schemas that the chat template shows in prompts that are messages.
-        markers: texts that open and close the reasoning; the opening may be in the prompt. None: completions consist of
-            reasoning only.
+        reasoning: where it lies in completions: `marked`, between markers; `before_answer`, from the turn's begin to
+            that of its answer; `completion`: not known, so that only the completion's dependence on its prompt is
+            measured, which is no MI of reasoning.
+        markers: texts that open and close the reasoning; the opening may be in the prompt. None: as `completion`.
+        answer: with `before_answer`: the text with which answers begin, such as `\\boxed{`, `####` or `Answer:`, or a
+            regular expression of RE2 behind `re:`. The first occurrence counts.
         temperature: of the sampling, above 0.
         compat: as of `squelch.mi`.
         links: whether the answers are scored too.
@@ -187,10 +206,10 @@ def score(
     if scorer:
         given = {"answers": answers is not None, "temperature": temperature != 1, "compat": compat != "paper"}
         _refuse_with_scorer(turns, {**given, "links": not links, "force": force})
-    rows = rows_of(prompts, completions, reasonings, answers, masks)
+    where, rows = where_of(reasoning, markers, answer), rows_of(prompts, completions, reasonings, answers, masks)
     with borrowed(model) as own:
         config: Any = own.config.get_text_config()
-        found = reader_of(tokenizer, config.vocab_size, markers, turns, tools).read(rows)
+        found = reader_of(tokenizer, config.vocab_size, where, turns, tools).read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), max_prompts, seed)
         require_two_prompts(found)
         engine = CrossScorer(own, token_budget, temperature)
@@ -223,8 +242,11 @@ def scored(
 ) -> ScoreResult:
     """The result of samples of two prompts or more; arguments as of `score` and `mi`. `modality`: whether what the
     reasoning takes from pictures and from text is scored too."""
-    answered = links and any(answer is not None for answer in found.answers)
+    whole = _completions(engine, found) if found.whole else None
+    answered = links and not found.whole and any(answer is not None for answer in found.answers)
     answers, matrix = read_answers(engine, engine.context_length, found, seed) if answered else (None, None)
+    if matrix is None and whole is not None:
+        matrix = whole.whole
     matrix = engine.matrix(found.prompts, found.ids, pictures=found.pictures or None) if matrix is None else matrix
     lengths = np.array([len(z) for z in found.ids])
     report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
@@ -234,29 +256,41 @@ def scored(
         raise CannotHaveWritten(*unlikely)
     excluded = dict(found.excluded) | report.proxies.excluded
     gap = gaps(matrix, found.source)
-    parts = by_modality(engine, found, matrix, seed) if modality else None
+    parts = by_modality(engine, found, matrix, seed) if modality and not found.whole else None
     verdicts = answers.links if answers else None, parts["text_alone"] if parts else math.nan
     return ScoreResult(
         matrix=matrix,
         samples=found,
         proxies=replace(report.proxies, excluded=excluded, num_excluded=sum(excluded.values())),
         uncertainty=report.uncertainty,
-        regime=regime_of(report.metrics(), found.reasoned, *verdicts),
+        regime="" if found.whole else regime_of(report.metrics(), found, *verdicts),
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
         notes=(*found.notes, *notes_on(found), *unlikely),
         modality=parts,
+        completion=None if whole is None else completion_metrics(whole, report.uncertainty, found.prompts, found.ids),
     )
 
 
-def require_two_prompts(found: Reasonings) -> None:
-    """Raises ValueError with what was left out unless two prompts have a usable reasoning."""
+def _completions(engine: CrossScorer, found: Reasonings) -> CompletionScores:
+    weights = np.ones(len(found.prompts))
+    return score_completions(engine, found.prompts, found.ids, found.source, weights, found.pictures or None)
+
+
+def require_two_prompts(found: Reasonings, setting: str = "{}={}") -> None:
+    """Raises ValueError with what was left out unless two prompts have a usable reasoning. `setting`: as of
+    `other_ways`."""
     if len(found.prompts) > 1:
         return
     left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
-    unclosed = not found.ids and found.excluded[UNCLOSED] > 0
-    hint = ". The markers say where a reasoning ends; choose those of the model's template" if unclosed else ""
+    hint = ""
+    if found.marked == 0:
+        hint = f". No turn marks a reasoning (regime unmarked): {other_ways(found.asked, setting)}"
+    elif not found.ids and found.excluded[UNCLOSED] > 0:
+        hint = ". The markers say where a reasoning ends; choose those of the model's template"
+    elif not found.ids and found.excluded[NO_ANSWER] > 0:
+        hint = ". Give as `answer` the text with which answers begin"
     raise ValueError(
         f"{len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison needs "
         f"at least 2 prompts (intervals need 6). Excluded rows: {'. '.join([left_out + hint, *found.notes])}"

@@ -23,12 +23,13 @@ from squelch.kit.api.completions import (
     EMPTY,
     NO_TOKENS,
     SUMMARY,
-    Markers,
     Spans,
+    Where,
     calls_tools,
     cut,
     ends_in,
     ids_before,
+    markers_of,
     spans_of,
     split_ids,
 )
@@ -107,19 +108,20 @@ class Templates:
 
 
 class TurnReader:
-    """Finds the turns of `rows`: (number, row). `which`: those that are samples; `tools`: JSON schemas for rows without
-    their own. Raises BadSample if messages cannot be rendered."""
+    """Finds the turns of `rows`: (number, row). `where`: where their reasonings lie; `which`: those that are samples;
+    `tools`: JSON schemas for rows without their own. Raises BadSample if messages cannot be rendered."""
 
     def __init__(
         self,
         encoder: RowEncoder,
-        markers: Markers | None,
+        where: Where,
         templates: Templates,
         which: Turns,
         tools: list[Any] | None,
         rows: Sequence[tuple[int, Row]],
     ) -> None:
-        self._encoder, self._markers, self._templates = encoder, markers, templates
+        self._encoder, self._where, self._templates = encoder, where, templates
+        self._markers = markers = markers_of(where)
         self._which, self._tools = which, tools
         self.counted: Counter[str] = Counter()
         """Of the file: its turns, `total`, and those `later` ones that are no samples."""
@@ -167,21 +169,14 @@ class TurnReader:
         stretches = self._stretches(number, sampled, row.get("completion_mask"))
         for start, end in self._chosen(stretches):
             ids = self._encoder.without_end(sampled[start:end])
-            text = self._encoder.decode(ids)
-            if self._markers is None:
-                yield (
-                    SampledTurn([*fed, *sampled[:start]], ids, Spans(0, len(ids), None), text, False)
-                    if text.strip()
-                    else EMPTY
-                )
-                continue
             before = self._encoder.decode([*fed[-_TAIL:], *sampled[max(0, start - _TAIL) : start]][-_TAIL:])
-            spans = split_ids(ids, self._encoder.decode, self._markers, self._is_opened([(before, False)]))
+            spans = split_ids(ids, self._encoder.decode, self._where, self._is_opened([(before, False)]))
             if isinstance(spans, str):
                 yield spans
                 continue
             reasoning = self._encoder.decode(ids[spans.start : spans.end])
-            yield SampledTurn([*fed, *sampled[:start]], ids, spans, reasoning, calls_tools(text))
+            calls = calls_tools(self._encoder.decode(ids))
+            yield SampledTurn([*fed, *sampled[:start]], ids, spans, reasoning, calls)
 
     def _stretches(self, number: int, ids: list[int], mask: Sequence[Any] | None) -> list[tuple[int, int]]:
         """(start, end) of each turn in a completion's ids."""
@@ -210,7 +205,7 @@ class TurnReader:
         for place, (start, end) in enumerate(self._chosen(spans)):
             turn: list[Piece] = [(text[start:end], False)]
             before = between[place - 1] if place else self._shown(number, row)
-            said = self._cut(number, turn, False, self._is_opened(before))
+            said = self._cut(turn, False, self._is_opened(before))
             yield said if isinstance(said, str) else said._replace(fed=[*self._fed(number, row), *after])
             if place < len(between) and self._which == "all":
                 after = [*after, *self._encoder.encode(number, turn), *self._encoder.encode(number, between[place])]
@@ -229,7 +224,7 @@ class TurnReader:
             else:
                 before = self._rendered[asked.key] if asked else self._shown(number, row)
                 turn = self._written(number, row, place, parts)
-                said = self._cut(number, turn, parts.calls, self._is_opened(before))
+                said = self._cut(turn, parts.calls, self._is_opened(before))
                 if not isinstance(said, str):
                     later = self._encoder.encode(number, self._rendered[asked.key]) if asked and place else None
                     said = said._replace(fed=later or self._fed(number, row))
@@ -267,14 +262,11 @@ class TurnReader:
             text = bare = bare.removesuffix(name)
         return [*pieces[:-1], (text, foreign)]
 
-    def _cut(self, number: int, pieces: list[Piece], calls: bool, opened: bool) -> SampledTurn | str:
+    def _cut(self, pieces: list[Piece], calls: bool, opened: bool) -> SampledTurn | str:
         """A turn's text, encoded whole and cut between its tokens. What was fed is left to the caller, who knows
         whether it `opened` the reasoning."""
         text = "".join(text for text, _ in pieces)
-        if self._markers is None:
-            ids = self._encoder.encode(number, pieces)
-            return SampledTurn([], ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
-        spans = spans_of(text, self._markers, opened)
+        spans = spans_of(text, self._where, opened)
         if isinstance(spans, str):
             return spans
         ids, ends = self._encoder.encode_at(pieces)
@@ -287,6 +279,16 @@ class TurnReader:
         if found.answer_end is not None and not self._encoder.knows(ids[found.end : found.answer_end]):
             found = found._replace(answer_end=None)
         return SampledTurn([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
+
+    def asked(self, rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
+        """The texts of the rows' prompts."""
+        for _, row in rows:
+            if row.get("prompt_ids") is not None:
+                yield self._encoder.decode(row["prompt_ids"])
+            else:
+                prompt = row["prompt"]
+                texts = [prompt] if isinstance(prompt, str) else [plain(one).get("content") or "" for one in prompt]
+                yield "\n".join(texts)
 
     def control_tokens(self) -> Counter[str]:
         """The control tokens in the distinct prompts that are text, apart from the markers."""
@@ -415,10 +417,10 @@ class TurnReader:
                 yield self._replied(number, row, place, said)
 
     def _lacks_opening(self, rows: Sequence[tuple[int, Row]], opening: str) -> bool:
-        """Whether completions are text, and neither they nor their prompts open a reasoning. A mention of the opening
-        opens none, in a file whose completions close what they do not open."""
+        """Whether completions are text that closes a reasoning, and neither they nor their prompts open one. A mention
+        of the opening opens none."""
         assert self._markers is not None
-        silent, closes = list[bool](), False
+        closes = False
         for number, row in rows:
             if row.get("completion") is None or row.get("completion_ids") is not None:
                 continue
@@ -427,8 +429,7 @@ class TurnReader:
             if said.lstrip().startswith(opening) or _opens(pieces, opening):
                 return False
             closes = closes or self._markers[1] in said.partition(opening)[0]
-            silent.append(opening not in said)
-        return bool(silent) and (closes or all(silent))
+        return closes
 
 
 def _first_said(completion: str | Messages, opening: str) -> str:

@@ -37,11 +37,12 @@ from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_
 from squelch.kit.base.package import installed_version, require_scoring
 from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
-from squelch.kit.commands.score import NotRead, add_scoring
+from squelch.kit.commands.score import NotRead, add_scoring, where
 from squelch.kit.findings.finder import Change, Findings
 from squelch.kit.findings.words import ALARMS, plain, step_lines
 from squelch.kit.process.signals import Interrupted, listening
 from squelch.kit.process.terminal import duration, say
+from squelch.kit.text.answer_start import MARKED
 from squelch.kit.untrusted.files import MIB, is_file, is_folder, read_bytes, state
 from squelch.kit.untrusted.text import parse_object
 
@@ -67,6 +68,7 @@ SETTLE_S = 60.0
 """Seconds since its last change for which a file or checkpoint that cannot be read may still be under way."""
 SHOWN = (
     ("first_turn/mi_seq_est", "MI", " nats"),
+    ("completion/dependence", "prompt dependence of the completion", " nats"),
     ("probe/link/dependence", "D", " nats per answer"),
     ("probe/link/dependence_share", "D / surprise", ""),
 )
@@ -130,9 +132,11 @@ class Session:
 
         self.args = args
         self.path: Path = args.state or args.folder / STATE
-        markers = None if args.whole else tuple(args.markers)
+        where(args)
         self.settings = {
-            "markers": markers and list(markers),
+            "reasoning": args.reasoning,
+            "markers": list(args.markers),
+            "answer": args.answer,
             "temperature": args.temperature,
             "links": args.links,
             "max_prompts": args.max_prompts,
@@ -141,7 +145,7 @@ class Session:
         """What the averages depend on, besides the rows."""
         with as_user_error():
             self.monitor: Monitor = Monitor(
-                None, token_budget=args.token_budget, **{**self.settings, "markers": markers}
+                None, token_budget=args.token_budget, **{**self.settings, "markers": tuple(args.markers)}
             )
         self.follower = Follower(
             args.folder, args.model, args.initial, args.format, args.every, args.wait, settled=args.once
@@ -240,7 +244,9 @@ class Session:
             if not is_file(self.path):
                 return
             found = parse_object(read_bytes(self.path, MAX_STATE), str(self.path))
-        if found.get("form") != FORM or found.get("settings") != self.settings:
+        before = found.get("settings")
+        before = {"reasoning": MARKED, "answer": "", **before} if isinstance(before, dict) else before
+        if found.get("form") != FORM or before != self.settings:
             raise UserError(
                 f"{self.path} is the state of a monitor with other settings ({found.get('settings')}); give those, or "
                 "another file as --state to begin anew"
@@ -335,7 +341,8 @@ class Session:
 def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:
     """The line of a scored step."""
     regimes = [key.rpartition("/")[2] for key, value in metrics.items() if "/regime/" in key and value == 1]
-    parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else 'regime not known'}"]
+    unnamed = "no regime" if "completion/dependence" in metrics else "regime not known"
+    parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else unnamed}"]
     for key, name, unit in SHOWN:
         if math.isfinite(value := metrics.get(key, math.nan)):
             low, high = (metrics.get(f"{key}_{end}", math.nan) for end in ("low", "high"))

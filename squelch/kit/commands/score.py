@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from squelch.kit.base.disk import whole_file
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
@@ -20,12 +20,14 @@ from squelch.kit.base.package import require_scoring
 from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.kit.commands.score_evidence import OF_THE_POLICY, SCORER_HELP, refuse_with_scorer, say_evidence
 from squelch.kit.process.terminal import aligned, say, say_json
+from squelch.kit.text.answer_start import COMPLETION, MARKED, Reasoning
 from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
 from squelch.kit.untrusted.text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from squelch.kit.api.completions import Where
     from squelch.kit.api.samples import Reasonings, Row
     from squelch.kit.api.scoring import ScoreResult
     from squelch.kit.models.adapter_folder import Checkpoint
@@ -98,6 +100,20 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
     )
     parser.add_argument(
+        "--reasoning",
+        choices=get_args(Reasoning),
+        default=MARKED,
+        help="where the reasoning lies in a completion: marked, between markers; before_answer, from its begin to that "
+        "of the answer; completion, not known (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--answer",
+        default="",
+        metavar="TEXT",
+        help="with before_answer: what answers begin with, such as '\\boxed{', '####' or 'Answer:', or re: with an "
+        "expression of RE2",
+    )
+    parser.add_argument(
         "--markers",
         nargs=2,
         default=("<think>", "</think>"),
@@ -123,7 +139,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resize", action="store_true", help="resize pictures whose sides do not fit, as the model's processor does"
     )
-    parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
+    parser.add_argument("--whole", dest="reasoning", action="store_const", const=COMPLETION, help=argparse.SUPPRESS)
     parser.add_argument(
         "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
     )
@@ -136,11 +152,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the metrics; returns 0, or raises UserError for bad input."""
-    if not all(args.markers):
-        raise UserError(
-            "--markers: both need text; the opening may be missing from completions, and --whole is for completions "
-            "without any marker"
-        )
+    where(args)
     if args.out is not None:
         _check_output(args.out, args.file)
     if args.scorer is not None:
@@ -169,6 +181,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         say(score_text(result, args))
     return 0
+
+
+def where(args: argparse.Namespace) -> Where:
+    """Where the reasonings lie. UserError for arguments that do not fit together."""
+    from squelch.kit.api.completions import where_of
+
+    if not all(args.markers):
+        raise UserError(
+            "--markers: both need text; the opening may be missing from completions. --reasoning is for completions "
+            "without any marker"
+        )
+    with as_user_error(about="--reasoning"):
+        return where_of(args.reasoning, (args.markers[0], args.markers[1]), args.answer)
 
 
 def _check_output(path: Path, read: Path) -> None:
@@ -201,15 +226,14 @@ def load(
         config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):
             raise NotRead(f"{flag} {args.model}: config.json states no max_position_embeddings, the model's context")
-        markers = None if args.whole else (args.markers[0], args.markers[1])
         vision = _vision(args, checkpoint, rows)
         reader = Reader(
-            args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools, vision, args.resize
+            args.file, checkpoint.tokenizer, config.vocab_size, where(args), args.turns, tools, vision, args.resize
         )
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     with as_user_error(about=args.file):
-        require_two_prompts(found)
+        require_two_prompts(found, "--{} {}")
     with as_user_error(ValueError, OSError, about=f"{flag} {args.model}", into=NotRead):
         return found, _engine(args, checkpoint, vision)
 
@@ -295,11 +319,15 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         **facts,
         "turns": dict(+found.samples.turns),
         "control_tokens": dict(found.samples.control_tokens.most_common()),
-        **mi_json(found.proxies, found.uncertainty, args.half_width),
+        **(
+            mi_json(found.proxies, found.uncertainty, args.half_width)
+            if found.completion is None
+            else {"excluded": found.proxies.excluded, "completion": with_nulls(found.completion)}
+        ),
         "fits_any_prompt": found.fits_any,
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
-        "regime": found.regime,
+        "regime": found.regime or None,
         "regime_reason": found.regime_reason,
         **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
@@ -313,19 +341,22 @@ def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     findings."""
     from squelch.kit.api.findings import findings_of
     from squelch.kit.commands.mi import mi_table
-    from squelch.kit.commands.score_answers import answers_text, modality_text, regime_text
+    from squelch.kit.commands.score_answers import answers_text, completion_text, modality_text, regime_text
     from squelch.kit.findings.words import paragraph
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
-    lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
+    if found.completion is None:
+        lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
+    else:
+        lines = [head, *completion_text(found.completion), *found.notes]
     lines += ["", regime_text(found)]
     if found.answers is not None:
         lines += answers_text(found.answers)
     if found.modality is not None:
         lines += modality_text(found.modality)
-    total = found.proxies.num_samples
-    lines += ["", f"{found.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
-    rows = [("gap", "times", "prompts", "row", "reasoning")]
+    total, what = found.proxies.num_samples, "reasoning" if found.completion is None else "completion"
+    lines += ["", f"{found.fits_any} of {total} {what}s fit the other prompts as well as their own or better"]
+    rows = [("gap", "times", "prompts", "row", what)]
     for each in found.templates[: args.templates]:
         rows.append((f"{each.gap:.3f}", str(each.count), str(each.num_prompts), str(each.rows[0]), _line(each.text)))
     lines += aligned(rows) if len(rows) > 1 else []

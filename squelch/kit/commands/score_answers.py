@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.kit.api.answers import Answers
 from squelch.kit.commands.mi import disagreement
-from squelch.kit.diagnosis.metrics import PARTS
+from squelch.kit.diagnosis.metrics import PARTS, POSITIONS
 from squelch.kit.process.terminal import aligned, known
 
 if TYPE_CHECKING:
@@ -28,6 +28,17 @@ MODALITY = {
     "text": ("D_T", "what it takes from the text, given the pictures"),
 }
 """By part of the prompt, as `NAMES`."""
+COMPLETION = {
+    **{
+        f"dependence@{q}": (f"of its first {q}%", "nats; of an answer at the end only the last part") for q in POSITIONS
+    },
+    "near": ("own prompt among near ones", "share in which it is the likeliest"),
+    "near_chance": ("chance", ""),
+    "near_new": ("the same without repeats", "by what repeats no three tokens of the prompt"),
+    "repeated": ("repeats", "share of the tokens that repeat the prompt"),
+    "one_text": ("one text", "share of the prompts with the most widespread completion"),
+}
+"""Of whole completions, as `NAMES`."""
 
 
 def answers_json(answers: Answers | None) -> dict[str, Any] | None:
@@ -43,8 +54,19 @@ def with_nulls(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def regime_text(found: ScoreResult) -> str:
-    """The regime as a line of text."""
+    """The regime as a line of text, or why none is named."""
+    if not found.regime:
+        return f"no regime: {found.regime_reason} (docs/guide/reasoning.md)"
     return f"regime without a judge: {found.regime}: {found.regime_reason} (docs/guide/reasoning.md)"
+
+
+def completion_text(metrics: Mapping[str, float]) -> list[str]:
+    """The dependence of whole completions on their prompts as lines of text."""
+    return [
+        f"completions used: {metrics['num_samples']:.0f} of {metrics['num_prompts']:.0f} distinct prompts",
+        *_table(metrics, {"dependence": ("prompt dependence", f"nats, at most {known(metrics['ceiling'], '.4f')}")}),
+        *aligned([(name, known(metrics[key], ".4f"), meaning) for key, (name, meaning) in COMPLETION.items()]),
+    ]
 
 
 def answers_text(answers: Answers) -> list[str]:

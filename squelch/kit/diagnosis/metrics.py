@@ -5,7 +5,7 @@ from __future__ import annotations
 from squelch.kit.metrics.declared import declared
 
 SCOPES = ("first_turn", "trajectory")
-REGIMES = ("mute", "template", "blind", "unused", "private_code", "used", "unknown")
+REGIMES = ("unmarked", "mute", "template", "echo", "blind", "unused", "private_code", "used", "unknown")
 """See `kit.diagnosis.regime`."""
 EARLIER_REGIMES = {"unused": "decorative", "used": "grounded"}
 """What runs of earlier commits call them."""
@@ -41,4 +41,14 @@ MODALITY_KEYS = (
 )
 """The metrics of MI by modality."""
 
-METRICS = declared(__file__, SCOPES=SCOPES, REGIMES=REGIMES)
+POSITIONS = (25, 50, 75, 100)
+"""Percent of a completion's tokens, from its begin, whose dependence on the prompt is measured."""
+SHARED = ("near", "near_new", "near_chance", "repeated", "one_text")
+"""The shares of `kit.diagnosis.completion`."""
+COMPLETION_KEYS = (
+    *(f"dependence{end}" for end in ("", "_low", "_high", "_p_value", "_null_95", *(f"@{q}" for q in POSITIONS))),
+    *("ceiling", *SHARED, "num_prompts", "num_samples"),
+)
+"""The metrics of `kit.diagnosis.completion`."""
+
+METRICS = declared(__file__, SCOPES=SCOPES, REGIMES=REGIMES, POSITIONS=tuple(map(str, POSITIONS)), SHARED=SHARED)

@@ -1,7 +1,9 @@
 """Classifies the reasoning of one scorer step: does it exist, depend on its input, lead to the answer, and is it true?
 
+    unmarked        no turn marks a reasoning, and none of the run did: there may be one (`kit.text.answer_start`)
     mute            under half of the turns have reasoning
     template        dependence on the input (MI) is not significant against its null
+    echo            MI is significant, and the reasoning repeats its prompt: nearly all of it are pieces of that
     blind           MI is significant, and the reasoning depends on the prompt's text and not on its pictures
     unused          MI is significant, and the answer does not follow from the reasoning: D is not significant
     private_code    both are significant, and the judge's share of true statements, among the reasonings that state
@@ -36,13 +38,16 @@ from typing import Any
 
 from squelch.kit.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
 from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.text.answer_start import other_ways
 
-MUTE, TEMPLATE, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
+UNMARKED, MUTE, TEMPLATE, ECHO, BLIND, UNUSED, PRIVATE_CODE, USED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
 ABOVE_CHANCE = 0.1
 """Smallest (accuracy - chance) / (1 - chance) of retrieval that counts as dependence."""
+ECHO_SHARE = 0.9
+"""Smallest share of an echo's tokens that repeat pieces of the prompt (`kit.diagnosis.repeats`)."""
 REASONED_SHARE = 0.5
 """Share of turns with reasoning below which a policy is mute."""
 TRUE_SHARE = 0.5
@@ -73,6 +78,10 @@ class RegimeInputs:
     """Whether there is a judge of these turns."""
     text_alone: float = math.nan
     """1 if the reasoning depends on the text and not on the pictures, 0 if not (`modality.text_alone`)."""
+    repeated: float = math.nan
+    """Share of the reasoning's tokens that repeat pieces of its prompt."""
+    marked: float = math.nan
+    """Share of the turns that mark a reasoning, empty or not; NaN where none is to be marked. Only 0 decides."""
 
     @classmethod
     def of(
@@ -82,11 +91,21 @@ class RegimeInputs:
         true_share: float = math.nan,
         judged: bool = False,
         text_alone: float = math.nan,
+        marked: float = math.nan,
     ) -> RegimeInputs:
         """The inputs from a scope's metrics, whose keys do not contain the scope."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
         found = [metrics.get(name, math.nan) for name in (*names, "reasoned")]
-        return cls(*found, follows=follows, true_share=true_share, judged=judged, text_alone=text_alone)
+        repeated = metrics.get("repeated", math.nan)
+        return cls(
+            *found,
+            follows=follows,
+            true_share=true_share,
+            judged=judged,
+            text_alone=text_alone,
+            marked=marked,
+            repeated=repeated,
+        )
 
     @property
     def known(self) -> bool:
@@ -114,16 +133,23 @@ class RegimeGauge:
     untrue: float = math.nan
     """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge. A step whose
     reasonings state too little changes nothing. D is not needed: untrue reasoning is unused or a private code."""
+    marks: bool = False
+    """Whether a step had a marked reasoning: where none is left, the policy has fallen silent."""
 
     def read(self, inputs: RegimeInputs) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
         self._hold(inputs)
+        self.marks = self.marks or inputs.marked > 0
+        if inputs.marked == 0 and not self.marks:
+            return UNMARKED
         if inputs.reasoned < REASONED_SHARE:
             return MUTE
         if not inputs.known:
             return UNKNOWN
         if not inputs.significant:
             return TEMPLATE
+        if inputs.repeated >= ECHO_SHARE:
+            return ECHO
         if inputs.text_alone == 1:
             return BLIND
         if math.isnan(inputs.follows):
@@ -163,11 +189,12 @@ class RegimeGauge:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"true": list(self.true), "recent": list(self.recent)}
+        return {"true": list(self.true), "recent": list(self.recent), "marks": self.marks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the shares from a checkpoint."""
+        """Restores what `state` gave from a checkpoint, which may be one of an earlier commit."""
         self.true, self.recent = list(state["true"]), list(state["recent"])
+        self.marks = bool(state.get("marks"))
 
 
 def true_share(names: float, right: float, judged: int) -> float:
@@ -191,10 +218,14 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
     low, high = links.get("dependence_low", math.nan), links.get("dependence_high", math.nan)
     answers = f"D {value:.2f} [{low:.2f}, {high:.2f}] nats"
     part = "" if math.isnan(share) else f", {share:.0%} of the answer's surprise"
+    if regime == UNMARKED:
+        return f"no turn marks a reasoning; {other_ways()}"
     if regime == MUTE:
         return f"{inputs.reasoned:.0%} of the turns have reasoning, less than {REASONED_SHARE:.0%}"
     if regime == TEMPLATE:
         return _not_beyond(inputs, depends)
+    if regime == ECHO:
+        return f"{depends}, but {inputs.repeated:.0%} of the reasoning repeats its prompt, at least {ECHO_SHARE:.0%}"
     if regime == BLIND:
         return f"{depends}, and none of it from the pictures"
     if regime == UNUSED:

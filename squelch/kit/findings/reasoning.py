@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from squelch.kit.diagnosis.regime import REASONED_SHARE, RegimeInputs
+from squelch.kit.diagnosis.regime import REASONED_SHARE, UNMARKED, RegimeInputs
 from squelch.kit.findings.history import History
 from squelch.kit.findings.level import Level, Levels, of_key, smoothed
 
@@ -25,7 +25,7 @@ def derived(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
         for key, value in metrics.items()
         if key.startswith("first_turn/")
     }
-    if not scope:
+    if not scope or "completion/dependence" in metrics:  # of whole completions no reasoning is known
         return {}
     inputs = RegimeInputs.of(scope)
     scored, failed = scope.get("num_samples", math.nan), scope.get("excluded/failed", 0.0)
@@ -79,8 +79,10 @@ def _mute(history: History) -> Level | None:
         return None
     had = 0.0 in history.last(MUTE)
     reasoned = history.now("first_turn/reasoned") or 0.0
-    said = "The reasoning has fallen silent" if had else "The policy writes no reasoning"
-    return Level(mute * (1.0 if had else 0.5), {"said": said, "reasoned": reasoned})
+    said, regime = "The reasoning has fallen silent" if had else "The policy writes no reasoning", "mute"
+    if history.now(f"first_turn/regime/{UNMARKED}") == 1.0:
+        said, regime = "No turn marks a reasoning", UNMARKED
+    return Level(mute * (1.0 if had else 0.5), {"said": said, "reasoned": reasoned, "regime": regime})
 
 
 def _unscored(history: History) -> Level | None:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.kit.api.completions import Markers
+from squelch.kit.api.completions import Where, markers_of
 from squelch.kit.api.messages import BadSample, MessageRenderer, as_messages, is_messages, is_tools
 from squelch.kit.api.pictures import place_of
 from squelch.kit.api.samples import Reasonings, Row, SampleReader
@@ -210,15 +210,15 @@ def _is_ids(value: Any) -> bool:
 
 class Reader:
     """Converts the rows of a file to ids with a model folder's tokenizer; see `squelch.kit.api.samples.SampleReader`.
-    `vision`: how the model is shown pictures, None if it cannot be; `resize`: whether these are made to fit.
-    ValueError if the folder has no tokenizer.json."""
+    `where`: where reasonings lie; `vision`: how the model is shown pictures, None if it cannot be; `resize`: whether
+    these are made to fit. ValueError if the folder has no tokenizer.json."""
 
     def __init__(
         self,
         path: Path,
         model_dir: Path,
         vocab_size: int,
-        markers: Markers | None,
+        where: Where,
         turns: Turns = "first",
         tools: list[Any] | None = None,
         vision: Vision | None = None,
@@ -234,11 +234,11 @@ class Reader:
             from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
 
             template = read_chat_template(model_dir, read_chat_tokenizer(model_dir))
-            return MessageRenderer(template, tokenizer, markers or (), str(path), self._place)
+            return MessageRenderer(template, tokenizer, markers_of(where) or (), str(path), self._place)
 
-        where = str(path), str(model_dir)
+        named = str(path), str(model_dir)
         self._reader = SampleReader(
-            tokenizer, vocab_size, markers, renderer, *where, turns=turns, tools=tools, vision=vision
+            tokenizer, vocab_size, where, renderer, *named, turns=turns, tools=tools, vision=vision
         )
 
     def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:

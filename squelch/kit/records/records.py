@@ -11,8 +11,8 @@ Invariants:
   the turn is `token_ids[start:prompt_end]` from the segment's start on, and ends with the opening of the reasoning: at
   `sample_start`, or after a `<think>` that the policy sampled itself; Z is
   `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
-  `reasoning_start == reasoning_end`: both are `sample_start` if there is no text before the closing marker, and
-  `sample_end` if the reasoning was never closed.
+  `reasoning_start == reasoning_end`: both are `sample_start` if the turn marks none, the first id behind its opening if
+  there is no text before the closing marker, and `sample_end` if the reasoning was never closed.
 - A group's identity is its ticket's id, which the coordinator assigns; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and the tokens that it had; the learner never uses it.
 """

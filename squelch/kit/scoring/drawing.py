@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,6 +149,18 @@ def reasoned_share(groups: Groups, first_turns: bool) -> float:
     turns = [t for ts in groups.values() for one in ts for t in (one.turns[:1] if first_turns else one.turns)]
     closed = [turn.reasoning_end > turn.reasoning_start for turn in turns if turn.reasoning_start < turn.sample_end]
     return sum(closed) / len(closed) if closed else math.nan
+
+
+def marked_share(groups: Groups, first_turns: bool, opens: Callable[[np.ndarray], bool]) -> float:
+    """Share of the window's turns that mark a reasoning, empty or not; NaN without a turn. `opens`: whether what was
+    fed before a turn opens its reasoning."""
+    found = [
+        turn.reasoning_end > turn.sample_start or opens(one.prompt_ids(number))
+        for ts in groups.values()
+        for one in ts
+        for number, turn in enumerate(one.turns[:1] if first_turns else one.turns)
+    ]
+    return sum(found) / len(found) if found else math.nan
 
 
 def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:

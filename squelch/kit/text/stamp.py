@@ -16,12 +16,15 @@ STAMP_FILE = "squelch_format.json"
 class Stamp(NamedTuple):
     """`format`, `keep_reasoning`: the settings `model.format`, once it is known, and `model.keep_reasoning`
     (`actors.formats.choice`). `template`: digest of the chat template for which the format was chosen; empty: of any.
-    `date`: the day that prompts name, as 2026-11-28; empty: the day on which they are written."""
+    `date`: the day that prompts name, as 2026-11-28; empty: the day on which they are written. `reasoning`, `answer`:
+    the settings `model.reasoning` and `model.answer` (`kit.text.answer_start`)."""
 
     format: str = "own"
     keep_reasoning: str = "all"
     template: str = ""
     date: str = ""
+    reasoning: str = "marked"
+    answer: str = ""
 
 
 def read_stamp(folder: Path) -> Stamp:

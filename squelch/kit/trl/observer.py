@@ -41,15 +41,15 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from squelch.kit.api.completions import Markers
+from squelch.kit.api.completions import MARKERS, Markers
 from squelch.kit.api.monitor import REASONS, Monitor
-from squelch.kit.api.scoring import MARKERS
 from squelch.kit.base.disk import write_whole
-from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, REGIMES
 from squelch.kit.findings.finder import Finding, Findings
 from squelch.kit.findings.view import StepView, TextView
 from squelch.kit.findings.words import ALARMS, step_lines, trl_settings
 from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
+from squelch.kit.text.answer_start import Reasoning
 from squelch.kit.trl.exported import Endpoint, seen
 
 PREFIX = "squelch/"
@@ -60,6 +60,7 @@ LOGGED = (
     *(f"first_turn/excluded/{reason}" for reason in (*dict.fromkeys(REASONS.values()), "one_prompt")),
     *(f"first_turn/regime/{regime}" for regime in REGIMES),
     *(f"probe/link/{key}{end}" for key in ("dependence", "dependence_share") for end in ("", "_low", "_high")),
+    *(f"completion/{key}" for key in COMPLETION_KEYS),
     *("alarm/raised", "seconds/score"),
 )
 """What TRL's log gets, under `PREFIX`; `/metrics` has every key."""
@@ -108,7 +109,7 @@ class Observer(TrainerCallback):
 
     Args:
         every: steps from one scored step to the next, at least 1; the first step is scored.
-        markers, links, token_budget: as of `squelch.score`.
+        reasoning, markers, answer, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored; the cost grows with its square.
         seed: of the resampling and of the choice of prompts.
         ignore: findings that are not looked for (docs/reference/findings.md).
@@ -128,7 +129,9 @@ class Observer(TrainerCallback):
         self,
         *,
         every: int = 10,
+        reasoning: Reasoning = "marked",
         markers: Markers | None = MARKERS,
+        answer: str = "",
         links: bool = True,
         max_prompts: int = 64,
         token_budget: int = 16384,
@@ -140,9 +143,11 @@ class Observer(TrainerCallback):
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}; it must be 1 or more")
-        settings = {"markers": markers, "links": links, "max_prompts": max_prompts, "token_budget": token_budget}
+        settings: dict[str, Any] = {"reasoning": reasoning, "markers": markers, "answer": answer, "links": links}
+        settings |= {"max_prompts": max_prompts, "token_budget": token_budget}
         Monitor(None, seed=seed, **settings)  # refuses a setting before a model is loaded
-        self._every, self._settings = every, {**settings, "seed": seed}
+        self._every = every
+        self._settings: dict[str, Any] = {**settings, "seed": seed}
         self._ignore = tuple(ignore)
         self.findings = Findings(self._ignore)
         """What is wrong with the training, in words."""

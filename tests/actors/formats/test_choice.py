@@ -40,6 +40,7 @@ def test_squelchs_turns_are_written_with_the_template_alone(tmp_path: Path) -> N
     for settings, key in (
         (("qwen3", theirs), "format=qwen3"),
         (("auto", theirs, "template"), "keep_reasoning=template"),
+        (("auto", theirs, "all", "before_answer", "####"), "reasoning=before_answer"),
     ):
         said = rf"model\.{key} is for environments without a turn format of Squelch.* not for Sokoban, lake; leave"
         with pytest.raises(ValueError, match=said):
@@ -57,9 +58,13 @@ def test_the_folder_says_which_format_its_model_has(tmp_path: Path) -> None:
     assert stamped(back) == Stamp() and isinstance(open_format(back), ChatCodec)
     again = with_stamp(back, Stamp("own", "template"), cache)
     assert not open_format(again).keeps_reasoning and open_format(back).keeps_reasoning
+    divided = open_format(with_stamp(back, chosen(back, "own", reasoning="before_answer", answer="####"), cache))
+    assert divided.answer_start is not None and divided.answer_start.pattern == "####"
+    assert open_format(back).reasoning == "marked" and open_format(back).answer_start is None
     for text, said in (
         ('{"format": "klingon"}', "format='klingon' is none of own, qwen3"),
         ('{"keep_reasoning": "some"}', "keep_reasoning='some' is none of all, template"),
+        ('{"reasoning": "there"}', "reasoning='there' is none of marked, before_answer, completion"),
     ):
         (folder / "squelch_format.json").write_text(text)
         with pytest.raises(ValueError, match=rf"{folder}.*{said}"):
@@ -70,6 +75,25 @@ def test_squelchs_turns_keep_their_reasoning(tmp_path: Path) -> None:
     one = ChatCodec(save_folder(tmp_path, chatml_bpe(), CHATML), keeps_reasoning=False)
     with pytest.raises(ValueError, match=r"Sokoban has .* keep their reasoning; drop model\.keep_reasoning=template"):
         squelch_turns(one, "Sokoban")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["model.reasoning=before_answer"], "before_answer needs the text with which answers begin"),
+        (["model.answer='####'"], "model.reasoning=marked with model.answer='####'"),
+        (["model.reasoning=before_answer", "model.answer='re:('"], "missing"),
+        (["model.reasoning=there"], "reasoning"),
+        (["model.reasoning=completion"], r"set scorer\.probe\.every=0"),
+    ],
+)
+def test_what_finds_answers_is_checked_before_anything_starts(settings: list[str], says: str) -> None:
+    from squelch.cluster.config import load
+
+    with pytest.raises(UserError, match=says):
+        load("prompts", ["model.path=somewhere", *settings])
+    found = load("prompts", ["model.path=somewhere", "model.reasoning=before_answer", r"model.answer='\boxed{'"])
+    assert found.model.answer == r"\boxed{"
 
 
 def test_an_algorithm_with_a_critic_takes_no_segments() -> None:

@@ -18,6 +18,8 @@ from squelch.actors.formats.protocol import ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
+from squelch.kit.api.completions import EMPTY, NO_ANSWER, split_ids
+from squelch.kit.text.answer_start import AnswerStart
 from tests.kit.text.made import CHATML, chatml_bpe, save_folder
 from tests.kit.text.test_control_tokens import hostile_texts
 
@@ -275,6 +277,53 @@ def test_a_call_that_is_not_closed_and_calls_in_the_reasoning_are_no_calls() -> 
 def test_any_sampled_ids_are_parsed(ids: list[int]) -> None:
     first, last = codec().parse(ids).reasoning
     assert 0 <= first <= last <= len(ids) and codec().parse(ids).reasoning == codec().reasoning_span(ids, False)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, codec().vocab_size - 1), max_size=30), st.sampled_from(["e", " a", "re:[aeiou] "]))
+def test_a_run_cuts_before_the_answer_as_files_are_cut(ids: list[int], answer: str) -> None:
+    """Of ids that are text: in files, ids of control tokens are text too, and at the end no part of the turn."""
+    one, start = codec(), AnswerStart(answer)
+    plain = [index for index in ids if one.token_bytes(index) and index not in one.encoder.control]
+    text = one.backend.decode(plain, skip_special_tokens=False)
+    if "\ufffd" in text:
+        return
+    one.reasoning, one.answer_start = "before_answer", start
+    first, last = one.reasoning_of([*plain, one.stop_ids[0]], one.parse(plain))
+    one.reasoning, one.answer_start = "marked", None
+    found = split_ids(plain, lambda few: one.backend.decode(list(few), skip_special_tokens=False), start)
+    if found == NO_ANSWER:
+        assert first == last == len(plain) + 1, "as a reasoning that is never closed"
+    elif found == EMPTY:
+        assert first == last
+    else:
+        assert (first, last) == found[:2] and first < last
+
+
+def test_where_reasoning_lies_changes_neither_the_content_nor_what_an_agent_is_shown() -> None:
+    one, said = codec(), "2 + 3 is 5. #### 5"
+    ids = np.array([*one.encode(said), one.stop_ids[0]])
+    for reasoning, answer, cut in (
+        ("before_answer", AnswerStart("####"), "2 + 3 is 5."),
+        ("completion", None, said),
+        ("marked", None, ""),
+    ):
+        one.reasoning, one.answer_start = reasoning, answer
+        parsed = one.parse(ids)
+        assert one.text(ids[slice(*one.reasoning_of(ids, parsed))]).strip() == cut
+        assert message_of(one, ids, parsed) == {"role": "assistant", "content": said}
+    rest = one.encode(" #### 5")
+    assert one.whole_answer_end(rest) == len(rest)
+
+
+@pytest.mark.parametrize(
+    ("said", "marked"),
+    [("It is 5.", False), ("<think></think>5", True), ("<think>so", True), ("<think>a</think>", True)],
+)
+def test_a_turn_that_marks_an_empty_reasoning_is_told_from_one_that_marks_none(said: str, marked: bool) -> None:
+    ids = codec().encode(said)
+    first, last = codec().parse(ids).reasoning
+    assert (last > 0) == marked and (first == last) == (said != "<think>a</think>")
 
 
 def test_a_format_whose_content_is_the_whole_turn_shows_no_reasoning_beside_it() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.play import hard_negatives
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.play.edit_distance import edit_distances, nearest
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.step_pool import CallFailed
 from squelch.actors.sampling import SamplingConfig
 from squelch.cluster.control.admission import task_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
+from squelch.kit.diagnosis.edit_distance import edit_distances, nearest
 from squelch.kit.records.records import Cluster, Ticket
 from squelch.kit.scoring.settings import PROBE_TWINS
 

@@ -19,6 +19,7 @@ from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
 from squelch.kit.archive.rows import from_table, to_table
 from squelch.kit.records.records import Group, Task, Ticket, Trajectory
+from squelch.kit.text.answer_start import AnswerStart
 from tests.actors.formats.made import folder_of, needs_templates
 from tests.kit.text.made import CHATML, rendering_here
 
@@ -102,6 +103,19 @@ def test_each_sampled_id_is_in_one_segments_mask_once(follows: ChatCodec) -> Non
     assert not found.log_probs[~found.loss_mask].any() and (found.log_probs[found.loss_mask] == -0.5).all()
     assert [follows.text(found.reasoning_ids(turn)) for turn in range(4)] == ["2 and 3", "", "", "5 and 6"]
     assert from_table(to_table_of(found))[0].segments == found.segments
+
+
+def test_a_run_records_what_stands_before_the_answer_and_segments_stay_where_they_were(follows: ChatCodec) -> None:
+    before, _ = played(follows)
+    follows.reasoning, follows.answer_start = "before_answer", AnswerStart("It is")
+    try:
+        found, _ = played(follows)
+    finally:
+        follows.reasoning, follows.answer_start = "marked", None
+    assert found.token_ids.tolist() == before.token_ids.tolist() and found.segments == before.segments
+    cut = [said.partition("It is")[0] if "It is" in said else "" for said in SAID]
+    texts = [follows.written(found.reasoning_ids(turn)) for turn in range(4)]
+    assert [text.strip() for text in texts] == [text.strip() for text in cut] and any(cut)
 
 
 def to_table_of(one: Trajectory) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from squelch.actors.config import ScorerConfig
 from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, REGIMES
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Trajectory, Turn
 from squelch.kit.scoring.token_trees import Path
@@ -72,6 +74,44 @@ def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> 
     certain = [grounded[f"first_turn/recall@8{end}"] for end in ("", "_low", "_high")]
     assert all(map(math.isnan, certain)), "of 8 prompts all are among the first 8"
     assert grounded["first_turn/recall@4"] == 1.0
+
+
+def test_turns_that_mark_no_reasoning_are_unmarked_until_some_do_and_those_that_fall_silent_are_mute() -> None:
+    def bare(at: int) -> dict[str, list[Trajectory]]:
+        """A window whose turns have an empty reasoning `at` that place of the turn."""
+        found = window()
+        for one in (one for ones in found.values() for one in ones):
+            one.turns = [replace(turn, reasoning_start=3 + at, reasoning_end=3 + at) for turn in one.turns]
+        return found
+
+    def regime(scorer: Scorer, step: int, groups: dict[str, list[Trajectory]]) -> str:
+        found = scorer.score(step, 0, groups)
+        return next(name for name in REGIMES if found[f"first_turn/regime/{name}"] == 1.0)
+
+    own, opened = (Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed, opens=opens: opens) for opens in (False, True))
+    assert regime(own, 1, bare(0)) == "unmarked" and regime(opened, 1, bare(0)) == "mute", "the prompt marks it"
+    assert regime(own, 2, window()) != "unmarked"
+    again = Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed: False)
+    again.restore(json.loads(json.dumps(own.state())))
+    assert regime(again, 3, bare(0)) == "mute", "the run did mark reasonings"
+    assert regime(Scorer(Oracle(50.0), CONFIG, 1, opens=lambda fed: False), 1, bare(1)) == "mute", "an empty one"
+    assert regime(Scorer(Oracle(50.0), CONFIG, 1), 1, bare(0)) == "mute", "Squelch's turns are always marked"
+
+
+def test_of_turns_that_are_not_divided_only_the_completions_dependence_is_known() -> None:
+    """With the keys of every step beside them, so that no series ends; within the budget of pairs."""
+    every = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
+    scorer = Scorer(Oracle(5.0), CONFIG, 1, whole=True)
+    found = scorer.score(1, 0, window())
+    own = {key for key in found if key.startswith("completion/")}
+    assert own == {f"completion/{key}" for key in COMPLETION_KEYS} and not scorer.matrices
+    assert {key for key in every if not key.startswith("turn/")} == found.keys() - own
+    assert found["completion/dependence"] > 1 and found["completion/num_prompts"] == 8
+    for scope in SCOPES:
+        assert not any(found[f"{scope}/regime/{name}"] for name in REGIMES)
+        assert all(math.isnan(found[f"{scope}/{key}"]) for key in ("mi_est", "mi_seq_est", "reasoned"))
+    few = Scorer(Oracle(5.0), CONFIG.model_copy(update={"max_pairs": 64}), 1, whole=True).score(1, 0, window())
+    assert few["completion/num_prompts"] * few["completion/num_samples"] <= 64
 
 
 def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:

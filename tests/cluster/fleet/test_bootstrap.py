@@ -17,6 +17,8 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.fleet import bootstrap
 from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
 from squelch.kit.base.errors import UserError
+from squelch.kit.text.shipped_templates import with_stamp
+from squelch.kit.text.stamp import Stamp
 from squelch.learner.refusal import SettingRefused
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
@@ -248,6 +250,25 @@ def test_a_pretrained_model_under_the_tiny_policys_language_is_warned_of(
     said.clear()
     bootstrap.check_model(tmp_path, load("prompts", [f"environment.prompt={prompt}", *long]), said.append)
     assert not any("prompt=natural" in line for line in said), "a file's prompts have no style"
+
+
+def test_where_prompts_ask_for_an_answer_of_a_form_its_setting_is_proposed_by_name(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("squelch.kit.models.model_folder.check_model_folder", lambda folder: None)
+    monkeypatch.setattr(bootstrap, "_check_memory", lambda folder, config: "enough memory")
+    model, tasks = tmp_path / "model", tmp_path / "tasks.jsonl"
+    save_model(model, byte_level_bpe())
+    shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 32_000}
+    (model / "config.json").write_text(json.dumps(shape))
+    (model / "model.safetensors").touch()
+    rows = [{"prompt": rf"{k} + 1? End with \boxed{{}}.", "wanted": ""} for k in range(9)]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    long = ["rollout.max_model_len=16000", "learner.token_budget=16000"]
+    config = load("prompts", [f"environment.options.data={tasks}", *long])
+    divided = with_stamp(model, Stamp(reasoning="before_answer", answer="####"), tmp_path / "cache")
+    for folder, proposed in ((model, 1), (divided, 0)):
+        said: list[str] = []
+        bootstrap.check_model(folder, config, said.append)
+        assert sum(r"""and "model.answer='\boxed{'" take""" in line for line in said) == proposed
 
 
 def test_a_tiny_policy_that_does_not_learn_to_see_is_the_users_to_change(monkeypatch, tmp_path) -> None:

@@ -55,6 +55,24 @@ def test_a_step_of_one_prompt_is_counted_and_ends_no_run(observed, model, tokeni
     assert not monitor.unscored
 
 
+def test_of_whole_completions_only_their_dependence_on_prompts_is_known(observed, model, tokenizer, samples) -> None:
+    """No MI, no regime and no alarm, with the keys and numbers of `score`."""
+    monitor = squelch.Monitor(tokenizer, reasoning="completion")
+    found, one = monitor.observe(1, model, *samples), squelch.score(model, tokenizer, *samples, reasoning="completion")
+    own = {key.removeprefix("completion/"): value for key, value in found.items() if key.startswith("completion/")}
+    assert own == pytest.approx(one.metrics(), nan_ok=True) and own["num_samples"] == 21 and not monitor.unscored
+    assert found.keys() - observed.keys() == {f"completion/{key}" for key in own} and not observed.keys() - found.keys()
+    assert not any(found[f"first_turn/regime/{name}"] for name in REGIMES)
+    unknown = ("mi_est", "mi_seq_est", "retrieval_accuracy", "reasoned", "repeated", "mi_seq_est_p_value")
+    assert all(math.isnan(found[f"first_turn/{key}"]) for key in unknown) and math.isnan(found[PROBE])
+    assert found["first_turn/num_prompts"] == 7 and all(REGISTRY.series_of(key) for key in found)
+    few = monitor.observe(2, model, *(rows[:3] for rows in samples))
+    assert few.keys() == found.keys() and "at least 2 prompts" in monitor.unscored
+    with pytest.raises(ValueError, match="with reasoning=completion there is none to tell"):
+        monitor.observe_probe(3, model, *samples)
+    assert squelch.score(model, tokenizer, *samples, markers=None).metrics() == one.metrics()
+
+
 class Diagonal:
     """An engine under which a reasoning is more likely by `strength` nats under its own prompt, as the rows come."""
 

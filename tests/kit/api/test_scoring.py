@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 import squelch
 from squelch.cluster.cli import main
-from squelch.kit.api.completions import EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, split_ids
+from squelch.kit.api.completions import EMPTY, NO_ANSWER, NO_TOKENS, TEXT_BEFORE, UNCLOSED, UNMARKED, split_ids
 from squelch.kit.api.inputs import complete, reader_of
 from squelch.kit.scoring.cross_scoring import CrossScorer
 from tests.kit.text.made import chatml_bpe, metaspace
@@ -145,6 +145,12 @@ X, Z = ["a", "b"], ["<think> go</think>"] * 2
         ({"prompts": [[1], []], "reasonings": [[3], [3]]}, "row 1: the prompt is empty"),
         ({"prompts": X, "completions": Z, "answers": [[1], [1]]}, "`answers` go with `reasonings`"),
         ({"prompts": X, "completions": Z, "markers": ("<think>", "")}, "`markers` must be two texts"),
+        (
+            {"prompts": X, "completions": Z, "reasoning": "before"},
+            "`reasoning` is 'before'; it must be one of marked, ",
+        ),
+        ({"prompts": X, "completions": Z, "reasoning": "before_answer"}, "before_answer needs the text with which"),
+        ({"prompts": X, "completions": Z, "answer": "####"}, "`reasoning` is marked and `answer` '####'"),
         ({"prompts": X, "completions": Z, "temperature": 0.0}, "temperature is 0.0; it must be above 0"),
         ({"prompts": ["a", "a"], "completions": Z}, "cannot express|2 reasonings of 1 distinct prompts"),
     ],
@@ -154,11 +160,47 @@ def test_bad_input_is_named(model, tokenizer, given: dict[str, Any], says: str) 
         squelch.score(model, tokenizer, **given)
 
 
-def test_completions_without_a_place_for_reasoning_are_refused_with_the_markers(model, tokenizer, texts) -> None:
+def test_completions_that_mark_no_reasoning_are_refused_with_the_two_ways_on(model, tokenizer, texts) -> None:
     bare = [said.split("</think>")[0].removeprefix("<think>") for said in texts[1]]
+    asked = [prompt.replace("<|end|>", " Answer:<|end|>") for prompt in fed(texts[0])]
+    ways = "if answers begin with a fixed text, reasoning=before_answer and answer=TEXT .* reasoning=completion"
+    for prompts, words in ((fed(texts[0]), ways), (asked, "prompts ask for Answer:: reasoning=before_answer")):
+        with pytest.raises(ValueError, match=f"{UNMARKED}: 21. No turn marks a reasoning .regime unmarked.: {words}"):
+            squelch.score(model, tokenizer, prompts, bare)
     with pytest.raises(ValueError, match=f"{UNCLOSED}: 21. The markers say where a reasoning ends"):
-        squelch.score(model, tokenizer, fed(texts[0]), bare)
-    assert squelch.score(model, tokenizer, fed(texts[0]), bare, markers=None).proxies.num_samples == 21
+        squelch.score(model, tokenizer, fed(texts[0]), [f"<think>{said}" for said in bare])
+
+
+def test_a_reasoning_before_its_answer_is_scored_as_one_that_was_cut_out_by_hand(model, tokenizer, texts) -> None:
+    """As text and as ids, by a text and by an expression; the answer begins with the token that holds its begin."""
+    prompts, said = fed(texts[0]), [one.removeprefix("<think>").replace("</think>", "") for one in texts[1]]
+    x, ids = ([tokenizer.encode(text, add_special_tokens=False) for text in rows] for rows in (prompts, said))
+    answer = tokenizer.convert_tokens_to_ids("Ġ<answer>")
+    hand = squelch.score(
+        model,
+        tokenizer,
+        x,
+        reasonings=[row[: row.index(answer)] for row in ids],
+        answers=[row[row.index(answer) :] for row in ids],
+    )
+    assert hand.answers is not None and hand.answers.links is not None
+    for completions, pattern in ((said, "<answer>"), (ids, "<answer>"), (said, "re:(?i)<ANS[a-z]+>")):
+        given = prompts if completions is said else x
+        found = squelch.score(model, tokenizer, given, completions, reasoning="before_answer", answer=pattern)
+        assert found.matrix == pytest.approx(hand.matrix, abs=1e-4) and found.regime == hand.regime
+        assert found.answers is not None and found.answers.links is not None
+        assert found.answers.links.metrics()["dependence"] == pytest.approx(
+            hand.answers.links.metrics()["dependence"], abs=1e-4
+        )
+        assert found.metrics() == pytest.approx(hand.metrics(), abs=1e-4)
+
+
+def test_a_turn_that_reaches_no_answer_counts_as_one_that_never_closes(model, tokenizer, texts) -> None:
+    prompts, said = fed(texts[0]), [one.replace("<answer>", "") if k < 4 else one for k, one in enumerate(texts[1])]
+    found = squelch.score(model, tokenizer, prompts, said, reasoning="before_answer", answer="<answer>")
+    assert found.proxies.excluded == {NO_ANSWER: 4} and found.samples.reasoned == 1.0
+    with pytest.raises(ValueError, match="Give as `answer` the text with which answers begin"):
+        squelch.score(model, tokenizer, prompts, said, reasoning="before_answer", answer="####")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tiny_policy, model, texts) -> None:

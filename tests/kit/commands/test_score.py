@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from squelch.cluster.cli import main
 from squelch.kit.api import answers as answers_module
 from squelch.kit.api.answers import read_answers
-from squelch.kit.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of
+from squelch.kit.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
 from squelch.kit.api.samples import TOO_LONG, Reasonings
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.diagnosis.templates import gaps, ranked
@@ -284,6 +284,7 @@ def test_a_choice_of_prompts_is_seeded_and_counted(tmp_path, tiny_policy, rows, 
     assert (found[0]["num_prompts"], found[0]["num_samples"], found[0]["num_excluded"]) == (4, 12, 9)
 
 
+WHOLE = ("--reasoning", "completion")
 ROW = {"prompt": "a", "completion": "<think>b</think>"}
 
 
@@ -372,10 +373,37 @@ def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
     )
 
 
+def test_a_file_that_marks_no_reasoning_is_refused_with_the_flags_of_its_prompts_answer(
+    tmp_path, tiny_policy, rows, capsys
+):
+    bare = [row["completion"].replace("<think>", "").replace("</think>", "") for row in rows]
+    asking = [
+        {**row, "prompt": f"{row['prompt']} <answer>", "completion": said} for row, said in zip(rows, bare, strict=True)
+    ]
+    file, model = jsonl(tmp_path / "r.jsonl", asking), ("--model", str(tiny_policy))
+    message = refusal(capsys, "score", file, *model)
+    assert f"{UNMARKED}: {len(rows)}" in message and "(regime unmarked): prompts ask for <answer>: " in message
+    assert "--reasoning before_answer and --answer '<answer>' take what stands before it" in message
+    found = output(capsys, "score", file, *model, "--reasoning", "before_answer", "--answer", "<answer>")
+    assert found["num_samples"] == len(rows) and found["links"]["answers"] == len(rows)
+    assert "before_answer needs the text" in refusal(capsys, "score", file, *model, "--reasoning", "before_answer")
+
+
+def test_a_completion_that_is_not_divided_is_no_reasoning_in_any_line(tmp_path, tiny_policy, rows, capsys):
+    file = jsonl(tmp_path / "r.jsonl", rows)
+    found = [output(capsys, "score", file, "--model", str(tiny_policy), *way) for way in (WHOLE, ("--whole",))]
+    assert found[0] == found[1] and found[0]["regime"] is None and "mi_est" not in found[0]
+    assert found[0]["completion"]["dependence@100"] == found[0]["completion"]["dependence"] and not found[0]["links"]
+    assert main(["score", file, "--model", str(tiny_policy), *WHOLE]) == 0
+    said = capsys.readouterr().out
+    assert "prompt dependence" in said and "no regime: the completions are not divided" in said
+    assert "MI-" not in said and "of its first 25%" in said and " completion\n" in said
+
+
 def test_one_prompt_only_is_refused_with_what_was_left_out(tmp_path, tiny_policy, rows, capsys):
     rows = [*rows[:3], {"prompt": "x", "completion": "never closed"}]
     message = refusal(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tiny_policy))
-    assert "3 reasonings of 1 distinct prompts" in message and f"{UNCLOSED}: 1" in message
+    assert "3 reasonings of 1 distinct prompts" in message and f"{UNMARKED}: 1" in message
 
 
 def test_another_models_tokens_are_refused(tmp_path, tiny_policy, rows, capsys):
@@ -450,7 +478,7 @@ def test_a_context_that_config_json_leaves_to_its_default_is_known(tmp_path, tin
         ("<think>a</think><tool_call>c</tool_call>", ("a", None)),
         ("<think>a</think> </answer>", ("a", None)),
         ("<think>a", UNCLOSED),
-        ("a", UNCLOSED),
+        ("a", UNMARKED),
         ("</think>a", EMPTY),
         ("so <think>a</think>", TEXT_BEFORE),
     ],

@@ -26,6 +26,11 @@ def begun() -> RegimeGauge:
     [
         (HEALTHY, "used"),
         (replace(HEALTHY, reasoned=0.49), "mute"),
+        (replace(HEALTHY, reasoned=0.0, marked=0.0), "unmarked"),
+        (replace(HEALTHY, reasoned=0.0, marked=0.01), "mute"),
+        (replace(HEALTHY, repeated=0.9), "echo"),
+        (replace(HEALTHY, repeated=0.89), "used"),
+        (replace(NOT_SIGNIFICANT, repeated=1.0), "template"),
         (replace(NOT_SIGNIFICANT, reasoned=0.49, follows=0.0), "mute"),
         (replace(HEALTHY, mi_seq_est=math.nan, reasoned=0.1), "mute"),
         (NOT_SIGNIFICANT, "template"),
@@ -158,6 +163,8 @@ LINKS = {
 @pytest.mark.parametrize(
     ("regime", "metrics", "links", "words"),
     [
+        ("unmarked", {}, {}, "no turn marks a reasoning; if answers begin with a fixed text, reasoning=before_answer"),
+        ("echo", {"repeated": 0.97}, {}, "97% of the reasoning repeats its prompt, at least 90%"),
         ("mute", {"reasoned": 0.12}, {}, "12% of the turns have reasoning, less than 50%"),
         ("template", {"mi_seq_est_p_value": 0.4}, {}, "MI 1.50 nats, p = 0.400, more than 0.05"),
         ("template", {"retrieval_accuracy": 0.15}, {}, "p = 0.001, but the own prompt is found in 15%, less than 21%"),

@@ -260,6 +260,22 @@ def test_what_else_leaves_nothing_to_score_is_said_by_reason(
 
 
 @pytest.mark.usefixtures("unsharded")
+def test_completions_that_mark_no_reasoning_are_scored_before_their_answer_once_the_observer_knows_it(
+    model: Any, tokenizer: Any, samples: Any, tmp_path: Path, said: list[str]
+) -> None:
+    bare = [text.removeprefix("<think>").replace("</think>", "") for text in samples[1]]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in bare]
+    for given, unscored in (({}, 1.0), ({"reasoning": "before_answer", "answer": "<answer>"}, 0.0)):
+        observer, trainer = Observer(export=False, **given), Trainer(tokenizer)
+        begun(observer, model.train(), tokenizer, tmp_path)
+        called(observer, prompts=samples[0], completions=bare, completion_ids=ids, log_metric=trainer.log)
+        assert trainer.values("not_scored") == [unscored]
+        assert trainer.values("first_turn/regime/unmarked") == [unscored]
+    assert "No turn marks a reasoning: 0% of the first turns" in said[0] and "(reasoning=before_answer" in said[0]
+    assert not any("regime mute" in line for line in said)
+
+
+@pytest.mark.usefixtures("unsharded")
 def test_a_port_a_state_or_a_hook_that_fails_ends_no_training(
     model: Any, tokenizer: Any, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
