@@ -119,10 +119,10 @@ def test_the_longest_prompt_is_measured_with_its_own_tools(tmp_path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [f"environment.options={json.dumps(given)}", "environment.name=Prompts", "model.path=x"]
     config = load("frozenlake", words)
-    found = bootstrap._opening(config.mixture.entries[0], config, codec, longest=True)
+    found = bootstrap._opening(config.mixture.entries[0], config, codec, asked=[])
     assert found == len(codec.render(rows[7]["prompt"], [tool, tool])) > 2 * len(codec.render(rows[11]["prompt"]))
     hidden = ChatCodec(save_model(tmp_path / "hides", byte_level_bpe()))
-    found = bootstrap._opening(config.mixture.entries[0], config, hidden, longest=True)
+    found = bootstrap._opening(config.mixture.entries[0], config, hidden, asked=[])
     assert found == len(hidden.render(rows[7]["prompt"], [tool, tool]))
 
 
@@ -135,7 +135,7 @@ def test_an_agents_first_prompt_is_not_known_and_its_turns_must_be_of_the_models
         given = ["environment.name=Agent", f"environment.options={{command: [cat], turns: {turns}}}"]
         config = load("prompts", given)
         (entry,) = config.mixture.entries
-        assert bootstrap._opening(entry, config, codec, longest=True) == 0
+        assert bootstrap._opening(entry, config, codec, asked=[]) == 0
     other = SimpleNamespace(name="qwen3", keeps_reasoning=True)
     with pytest.raises(ValueError, match="Agent has the turn format of Squelch, which the format qwen3 cannot write"):
         bootstrap._opening(entry, config, other)
