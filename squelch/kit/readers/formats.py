@@ -431,15 +431,15 @@ def recognised(
     if not columns or fits(columns):  # the reader refuses an empty file
         return FORMATS["columns"]
     shown = _shown(columns)
-    raise UserError(f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or the columns of {_known()}")
+    known = ", ".join(one.name for one in FORMATS.values() if one.needs)
+    raise UserError(
+        f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or what one of these writes: {known} "
+        "(docs/guide/use-with-other-trainers.md)"
+    )
 
 
 def _shown(columns: tuple[str, ...]) -> str:
     return shortened(", ".join(f"`{name}`" for name in columns) or "nothing", 300)
-
-
-def _known() -> str:
-    return "; ".join(f"{one.name} ({', '.join(sorted(one.needs[0]))})" for one in FORMATS.values() if one.needs)
 
 
 def format_of(path: Path, name: str | None = None) -> Format:

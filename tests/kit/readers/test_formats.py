@@ -168,7 +168,7 @@ def test_a_name_and_rows_that_state_different_steps_are_noted(tmp_path) -> None:
 
 def test_unknown_and_ambiguous_columns_are_refused_with_what_is_there_and_what_is_known(tmp_path) -> None:
     unknown = refused(trainer_files.jsonl(tmp_path / "a.jsonl", [{"question": "a", "reply": "b"}]))
-    assert "row 1: holds `question`, `reply`; it needs `prompt` with" in unknown and "verl (input, output," in unknown
+    assert "row 1: holds `question`, `reply`; it needs `prompt` with" in unknown and "verl, " in unknown
     both = {"step": 1, "prompt": "a", "completion": "b", "advantage": 0.0, "input": "a", "output": "b", "score": 1.0}
     path = trainer_files.jsonl(tmp_path / "b.jsonl", [both])
     assert "fit the formats trl and verl; say which with --format" in refused(path)
