@@ -29,8 +29,8 @@ from squelch.deploy.dashboards import ROOT
 
 ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
-BLIND = {"SquelchReasoningBlind", "SquelchCardStarved"}
-"""Rules whose metrics have no value in some healthy runs: those without pictures, and on CPUs."""
+BLIND = {"SquelchReasoningBlind", "SquelchCardStarved", "SquelchFindingCritical", "SquelchFindingWarning"}
+"""Rules whose metrics have no value in some healthy runs: those without pictures, on CPUs, and without a finding."""
 JOB = "squelch"
 """Name of the scrape job in `deploy/prometheus.yml`."""
 READY_TIMEOUT_S = 180.0
