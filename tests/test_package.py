@@ -50,6 +50,7 @@ OF_THE_KIT = {
     "filter": ((SAMPLES,), "2 of 3"),
     "mi": (("m.npz",), "retrieval accuracy"),
     "status": ((RUN,), "finished, step 2/2"),
+    "check": ((SAMPLES,), "finding"),
     "trace": ((RUN,), "perfetto"),
     "dashboards": (("export", "boards"), "reasoning.json"),
 }
