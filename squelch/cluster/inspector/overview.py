@@ -34,10 +34,12 @@ MOST_NOTES = 40
 """Notes that are listed."""
 ENDS = 10
 """Steps at either end of a run over which its success is averaged, at most a third of its steps."""
-BAD, GOOD = ("mute", "template", "blind", "unused", "private_code"), ("used",)
+BAD, GOOD = ("mute", "template", "echo", "blind", "unused", "private_code"), ("used",)
 REGIME_WORDS = {
+    "unmarked": "no turn marks a reasoning, so that it is not known",
     "mute": "most turns have no reasoning",
     "template": "the reasoning does not depend on its prompt",
+    "echo": "the reasoning repeats its prompt",
     "blind": "the reasoning depends on the text and not on the pictures",
     "unused": "the answer does not follow from the reasoning",
     "private_code": "much of what the reasoning states has become false",

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from squelch.cluster.inspector import overview
 from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
 from squelch.cluster.inspector.matrices import judged
+from squelch.cluster.inspector.overview import REGIME_WORDS
 from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.inspector.small_matrices import LEVELS, MOST_CELLS, by_prompt, small, spaced
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.writer import Archive
+from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.findings.finder import Evidence, Finding
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import plain
@@ -69,6 +72,19 @@ def test_a_run_without_a_scorer_step_is_not_called_good(tmp_path: Path, open_run
     text = open_run(folder).get("/").text
     assert verdict_of(text).endswith("but no scorer step has judged its reasoning yet.")
     assert 'class="verdict "' in text and "nothing is wrong with it so far" in text
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_regime_is_said_in_words(regime: str, tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "new", 3)
+    Archive(folder).metrics(3, {"scorer/step": 3.0, f"first_turn/regime/{regime}": 1.0})
+    tell(folder)
+    text = open_run(folder).get("/").text
+    assert REGIME_WORDS[regime] in html.unescape(verdict_of(text))
+    healthy = {"used": "good"} | dict.fromkeys(("unmarked", "unknown"), "")
+    assert f'class="verdict {healthy.get(regime, "bad")}"' in text
+    styled = (Path(overview.__file__).parent / "static" / "inspector.css").read_text()
+    assert all(f".{one}" in re.findall(r"\.regime:is\((.*?)\)", styled)[0] for one in overview.BAD)
 
 
 def tell(folder: Path, *found: Finding) -> None:
