@@ -6,10 +6,7 @@ from squelch.kit.api.monitor import link_metrics, step_metrics
 from squelch.kit.api.samples import Reasonings
 from squelch.kit.api.scoring import ScoreResult
 from squelch.kit.findings.finder import Finding, Findings
-from squelch.kit.findings.view import StepView, TextView
-
-SHOWN = 200
-"""Characters of a reasoning that an example shows."""
+from squelch.kit.findings.view import SHOWN, StepView, TextView
 
 
 def texts_of(samples: Reasonings) -> list[TextView]:

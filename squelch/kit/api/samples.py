@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class Reasonings:
     notes: tuple[str, ...] = ()
     pictures: list[tuple[Picture, ...]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def repeated(self) -> float:
         """Share of the reasonings' tokens that repeat their prompts (`kit.diagnosis.repeats`); NaN of completions."""
         return math.nan if self.whole else repeated_share(self.prompts, self.ids, self.source)

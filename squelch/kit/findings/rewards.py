@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from squelch.kit.findings.history import WINDOW, History, slope
 from squelch.kit.findings.level import Level, Levels, of_key, smoothed
+from squelch.kit.findings.measures import ZERO
 
 HALF = WINDOW // 2
 FORM = ("format", "tag", "xml", "json", "length", "lang", "style", "think")
@@ -33,9 +34,7 @@ def _constant(history: History) -> Level | None:
     variance = history.now("reward_variance_mean")
     reward = history.now("reward_mean")
     return (
-        None
-        if variance is None
-        else Level(float(variance <= 1e-10), {"reward": math.nan if reward is None else reward})
+        None if variance is None else Level(float(variance <= ZERO), {"reward": math.nan if reward is None else reward})
     )
 
 

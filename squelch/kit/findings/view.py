@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from squelch.kit.records.repetition import repetition
 
+SHOWN = 200
+"""Characters of a text that an example shows."""
+
 
 @dataclass(frozen=True)
 class GroupView:

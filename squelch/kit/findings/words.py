@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from squelch.kit.findings.finder import Change, Evidence, Finding
+from squelch.kit.findings.view import SHOWN
 
 ALARMS = ("dependence_falls", "probe_falls")
 """Findings that repeat an alarm, which other trainers' users are told by itself."""
@@ -76,7 +77,7 @@ def paragraph(finding: Finding, command: str = "") -> list[str]:
     lines = [f"{finding.name} ({finding.severity}{since})", f"  {finding.says}."]
     if finding.evidence:
         lines.append(f"  evidence: {', '.join(map(evidence_text, finding.evidence))}")
-    lines += [f"  example: {one.row}: {' '.join(one.text.split())[:200]}" for one in finding.examples]
+    lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in finding.examples]
     lines.append(f"  usual causes: {' '.join(entry.causes.split())}")
     lines.append(f"  what to do: {entry.change}")
     if command:

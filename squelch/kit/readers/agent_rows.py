@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import first, known_id
+from squelch.kit.base.values import first, known_id, object_of
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
 from squelch.kit.readers.message_graph import nested_tool
 from squelch.kit.readers.records import Record
@@ -43,9 +43,9 @@ def art(record: Record, where: str) -> Iterator[Row | LeftOut]:
         yield from _trajectory({"messages_and_choices": record.get("messages"), **record}, shared, where)
         return
     if not record.get("trajectory_index"):
-        yield from _raised(_object(_parsed(record.get("group_json"), where)), shared["group"])
+        yield from _raised(object_of(_parsed(record.get("group_json"), where)), shared["group"])
     if record["trajectory_json"] is not None:
-        yield from _trajectory(_object(_parsed(record["trajectory_json"], where)), shared, where)
+        yield from _trajectory(object_of(_parsed(record["trajectory_json"], where)), shared, where)
 
 
 def _raised(group: Mapping[str, Any], key: Any) -> Iterator[Row]:
@@ -59,7 +59,7 @@ def _trajectory(one: Mapping[str, Any], shared: Row, where: str) -> Iterator[Row
     """The rows of a trajectory, which lacks what has its default, such as a reward of 0."""
     versions = [one.get("initial_policy_version"), one.get("final_policy_version")]
     shared = {**shared, "rewards": {"reward": one.get("reward", 0.0)}, "versions": versions}
-    captured = _object(one.get("exchanges"))
+    captured = object_of(one.get("exchanges"))
     exchanges = _objects(captured.get("chat_completions"), where, "chat_completions")
     calls: list[tuple[int, partial[Row]]] = [(0, partial(_exchange, exchange)) for exchange in exchanges]
     for history in [one, *_objects(one.get("additional_histories"), where, "additional_histories")]:
@@ -96,7 +96,7 @@ def sizes_before(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def _art_message(item: Mapping[str, Any], where: str) -> Row:
     """The message of a choice or a message, its calls of tools as a list."""
-    message = _object(item.get("message")) if "finish_reason" in item else item
+    message = object_of(item.get("message")) if "finish_reason" in item else item
     found = {key: value for key, value in message.items() if key != "trainable"}
     return {**found, "tool_calls": _parsed(found.get("tool_calls"), where)}
 
@@ -108,9 +108,9 @@ def _turn(messages: Sequence[Row], index: int, tools: Any, choice: Mapping[str, 
 
 def _exchange(exchange: Mapping[str, Any]) -> Row:
     """The prompt and the completion of a call of chat completions."""
-    request, response = _object(exchange.get("request")), _object(exchange.get("response"))
+    request, response = object_of(exchange.get("request")), object_of(exchange.get("response"))
     choices = response.get("choices")
-    choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
+    choice = object_of(choices[0]) if isinstance(choices, list) and choices else {}
     given = {"prompt_token_ids": response.get("prompt_token_ids")}
     return _of_choice(request.get("messages"), {**given, **choice}, choice.get("message"), request.get("tools"))
 
@@ -120,8 +120,8 @@ def _of_choice(prompt: Any, choice: Mapping[str, Any], message: Any, tools: Any)
     before, ids = choice.get("prompt_token_ids"), choice.get("token_ids")
     if not before or not ids:
         return {"prompt": prompt, "completion": [message], "tools": tools}
-    drawn = _object(choice.get("logprobs")).get("content")
-    logprobs = [_object(one).get("logprob") for one in drawn] if isinstance(drawn, list) else None
+    drawn = object_of(choice.get("logprobs")).get("content")
+    logprobs = [object_of(one).get("logprob") for one in drawn] if isinstance(drawn, list) else None
     return {"prompt_ids": before, "completion_ids": ids, "logprobs": _for_each(ids, logprobs)}
 
 
@@ -135,7 +135,7 @@ def nemo_gym(record: Record, where: str) -> Iterator[Row | LeftOut]:
     items of a policy that is trained have ids."""
     task, number = record.get("_ng_task_index"), record.get("_ng_rollout_index")
     named = f"{task}-{number}" if known_id(task) and known_id(number) else where
-    asked, answer = _object(record.get("responses_create_params")), _object(record.get("response"))
+    asked, answer = object_of(record.get("responses_create_params")), object_of(record.get("response"))
     shared: Row = {
         "group": task,
         "rollout": first((record.get("_ng_rollout_id"), named)),
@@ -218,7 +218,7 @@ def _text(content: Any) -> str:
     """A content's text, which may be in parts."""
     if isinstance(content, str):
         return content
-    parts = [_object(part).get("text") for part in content] if isinstance(content, list) else []
+    parts = [object_of(part).get("text") for part in content] if isinstance(content, list) else []
     return "".join(part for part in parts if isinstance(part, str))
 
 
@@ -229,8 +229,8 @@ def swe_agent(record: Record, where: str) -> Iterator[Row | LeftOut]:
     for number, attempt in enumerate(attempts, 1):
         steps = _objects(attempt.get("trajectory"), where, "trajectory")
         history = _objects(attempt.get("history"), where, "history")
-        problem = _object(_object(_parsed(attempt.get("replay_config"), where)).get("problem_statement"))
-        status = str(_object(attempt.get("info")).get("exit_status"))
+        problem = object_of(object_of(_parsed(attempt.get("replay_config"), where)).get("problem_statement"))
+        status = str(object_of(attempt.get("info")).get("exit_status"))
         asked = [step for step in steps if any(_objects(step.get("query"), where, "query"))]
         shared = {
             "group": first((problem.get("id"), digest_of(asked[0]["query"]) if asked else None)),
@@ -254,11 +254,11 @@ def swe_agent(record: Record, where: str) -> Iterator[Row | LeftOut]:
 def _step(step: Mapping[str, Any], kept: Mapping[str, Any]) -> Row:
     """The prompt and the completion of a step. `kept`: its message in the history."""
     blocks = kept.get("thinking_blocks")
-    thoughts = [_object(block).get("thinking") for block in blocks] if isinstance(blocks, list) else []
+    thoughts = [object_of(block).get("thinking") for block in blocks] if isinstance(blocks, list) else []
     thought = first((step.get("reasoning_content"), "".join(one for one in thoughts if isinstance(one, str))))
     said = {"role": "assistant", "content": step.get("response"), "reasoning_content": thought}
     return {
-        "prompt": [_swe_message(_object(item)) for item in step["query"]],
+        "prompt": [_swe_message(object_of(item)) for item in step["query"]],
         "completion": [{**said, "tool_calls": kept.get("tool_calls") or None}],
     }
 
@@ -281,9 +281,9 @@ def langfuse(record: Record, where: str) -> Iterator[Row | LeftOut]:
         yield {"rewards": {}, "failed": CALL_FAILED}
         return
     asked, said = (_spoken(record.get(key), where) for key in ("input", "output"))
-    request, choices = _object(asked), _object(said).get("choices")
+    request, choices = object_of(asked), object_of(said).get("choices")
     prompt = [asked] if "role" in request else first((request.get("messages"), request.get("prompt"), asked))
-    said = _object(choices[0]).get("message") if isinstance(choices, list) and choices else said
+    said = object_of(choices[0]).get("message") if isinstance(choices, list) and choices else said
     if all(map(_is_spoken, (prompt, said))):
         sampler = first(map(record.get, ("providedModelName", "provided_model_name", "model")))
         yield {
@@ -302,7 +302,7 @@ def _is_spoken(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value)
     messages = value if isinstance(value, list) else [value]
-    return bool(messages) and all(isinstance(_object(one).get("role"), str) for one in messages)
+    return bool(messages) and all(isinstance(object_of(one).get("role"), str) for one in messages)
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -318,7 +318,7 @@ def _spoken(value: Any, where: str) -> Any:
     except Unreadable:
         return value
     spoken = isinstance(found, dict) and ({"role", "messages", "prompt", "choices"} & found.keys())
-    return found if spoken or (isinstance(found, list) and "role" in _object(first(found))) else value
+    return found if spoken or (isinstance(found, list) and "role" in object_of(first(found))) else value
 
 
 def _parsed(value: Any, where: str) -> Any:
@@ -333,7 +333,3 @@ def _objects(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise UserError(f"{where}: `{name}` must be a list of objects")
     return value
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -11,11 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Any, TypeGuard
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import first, known, known_id
+from squelch.kit.base.values import digest, first, known, known_id
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import brief
 
@@ -288,7 +287,7 @@ def _cut(ids: Sequence[int], first_fed: int, start: int, end: int, of_tokens: Ma
 
 def digest_of(prompt: Any) -> str:
     """A group for the rows of one prompt."""
-    return blake2b(repr(prompt).encode(errors="replace")).hexdigest()
+    return digest(prompt).hex()
 
 
 def whole(row: Row) -> Row:

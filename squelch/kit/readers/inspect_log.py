@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import first, known_id
+from squelch.kit.base.values import first, known_id, object_of
 from squelch.kit.readers.agent_rows import NOTHING, sizes_before
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
 from squelch.kit.readers.message_graph import nested_tool
@@ -39,7 +39,7 @@ def log(record: Record, where: str) -> Iterator[Row | LeftOut]:
         raise UserError(f"{where}: `samples` must be a list of samples, as inspect_ai writes them")
     for sample in samples:
         named = f"{where}, sample {brief(sample.get('id'))}, epoch {brief(sample.get('epoch'))}"
-        yield from _rows(sample, _object(head), named)
+        yield from _rows(sample, object_of(head), named)
 
 
 def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
@@ -49,7 +49,7 @@ def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Ite
     shared: Row = {
         "group": f"{head.get('task')}/{key}" if known_id(key) else digest_of(sample.get("input")),
         "rollout": sample["uuid"] if known_id(sample.get("uuid")) else where,
-        "rewards": dict(_rewards(_object(sample.get("scores")))),
+        "rewards": dict(_rewards(object_of(sample.get("scores")))),
         "truncated": sample.get("limit") is not None,
     }
     if sample.get("invalidation"):
@@ -81,7 +81,7 @@ def _is_sampled(message: Mapping[str, Any]) -> bool:
 def _rewards(scores: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     """Each score by its scorer's name; one that is several values, by the scorer's and the value's."""
     for name, score in scores.items():
-        value = _object(score).get("value")
+        value = object_of(score).get("value")
         for key, one in value.items() if isinstance(value, dict) else [("", value)]:
             yield f"{name}.{key}" if key else name, _number(one)
 
@@ -100,7 +100,7 @@ class _Contents:
     """The prompts and completions of a sample's messages. A message is converted once, however many prompts show it."""
 
     def __init__(self, sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str) -> None:
-        self._messages, self._attached = messages, _object(sample.get("attachments"))
+        self._messages, self._attached = messages, object_of(sample.get("attachments"))
         self._put, self._where = [0], where
         self._converted: dict[int, Row] = {}
         self._tools = dict(_tools_shown(sample.get("events")))
@@ -144,9 +144,9 @@ class _Contents:
 def _tools_shown(events: Any) -> Iterator[tuple[str, list[Any]]]:
     """(id of the message that a call of the model returned, the tools that it was shown)."""
     for event in events if isinstance(events, list) else ():
-        choices = _object(_object(event).get("output")).get("choices")
-        message = _object(_object(choices[0]).get("message")) if isinstance(choices, list) and choices else {}
-        tools = _object(event).get("tools")
+        choices = object_of(object_of(event).get("output")).get("choices")
+        message = object_of(object_of(choices[0]).get("message")) if isinstance(choices, list) and choices else {}
+        tools = object_of(event).get("tools")
         if known_id(message.get("id")) and isinstance(tools, list):
             yield str(message["id"]), tools
 
@@ -155,9 +155,9 @@ def _message(message: Mapping[str, Any]) -> Row:
     """The message without what no template reads, its calls nested as OpenAI nests them."""
     found = {key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None}
     if isinstance(found.get("content"), list):
-        found["content"] = [block for block in found["content"] if not _object(block).get("redacted")]
+        found["content"] = [block for block in found["content"] if not object_of(block).get("redacted")]
     if isinstance(message.get("tool_calls"), list) and message["tool_calls"]:
-        found["tool_calls"] = [_nested_call(_object(call)) for call in message["tool_calls"]]
+        found["tool_calls"] = [_nested_call(object_of(call)) for call in message["tool_calls"]]
     return found
 
 
@@ -168,8 +168,4 @@ def _nested_call(call: Mapping[str, Any]) -> Row:
 
 def _blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     content = message.get("content")
-    return list(map(_object, content)) if isinstance(content, list) else []
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return list(map(object_of, content)) if isinstance(content, list) else []

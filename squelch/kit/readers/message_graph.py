@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import first
+from squelch.kit.base.values import first, object_of
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number, span_of
 from squelch.kit.readers.records import Record
 
@@ -39,14 +39,14 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
     traces = record.get("traces", [record] if "nodes" in record else None)
     if not isinstance(traces, list) or not all(isinstance(one, dict) for one in traces):
         raise UserError(f"{where}: `traces` must be a list of traces, as verifiers writes them")
-    run = _object(record.get("run"))
-    work = _object(run.get("work"))
+    run = object_of(record.get("run"))
+    work = object_of(run.get("work"))
     if run.get("type") == "train" and work.get("type") == "eval":
         yield LeftOut(EVALUATION)
         return
     if not traces:
         yield LeftOut("an episode without traces")
-    policy = _object(work.get("policy"))
+    policy = object_of(work.get("policy"))
     shared = {
         "step": first((policy.get("start"), work.get("step"))),
         "versions": span_of([policy.get("start"), policy.get("end")]),
@@ -55,7 +55,7 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
     }
     whole = "" if any(trace.get("ok") is False for trace in traces) else _failure(record)
     for number, trace in enumerate(traces, 1):
-        if _object(trace.get("agent")).get("trainable") is False:
+        if object_of(trace.get("agent")).get("trainable") is False:
             yield LeftOut(NOT_TRAINED)
             continue
         rollout = first((trace.get("id"), f"{where}, trace {number}"))
@@ -72,34 +72,30 @@ def _failure(part: Mapping[str, Any]) -> str:
     if part.get("ok") is not False:
         return ""
     errors = part.get("errors")
-    kind = _object(errors[-1]).get("type") if isinstance(errors, list) and errors else part.get("stop_condition")
+    kind = object_of(errors[-1]).get("type") if isinstance(errors, list) and errors else part.get("stop_condition")
     return f"failed with {kind}" if isinstance(kind, str) else "failed"
 
 
 def _truncated(trace: Mapping[str, Any]) -> bool | None:
     """As `Trace.is_truncated` in verifiers; None if the trace says nothing of its end."""
     calls, condition = trace.get("calls"), trace.get("stop_condition")
-    last = [call for call in map(_object, calls if isinstance(calls, list) else ()) if call.get("error") is None][-1:]
+    last = [call for call in map(object_of, calls if isinstance(calls, list) else ()) if call.get("error") is None][-1:]
     if condition is None and not last:
         return None
     return condition in LIMITS or any(call.get("finish_reason") == "length" for call in last)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _group(record: Record) -> Any:
     """The episode's group, or else its task: they have the same prompt."""
-    task = _object(record.get("task"))
-    return first((_object(record.get("group")).get("id"), task.get("key"), task.get("hash")))
+    task = object_of(record.get("task"))
+    return first((object_of(record.get("group")).get("id"), task.get("key"), task.get("hash")))
 
 
 def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         raise UserError(f"{where}: `nodes` must be a list of nodes with a `message` each, as verifiers writes them")
-    rewards = {name: _reward(value) for name, value in _object(trace.get("rewards")).items()}
+    rewards = {name: _reward(value) for name, value in object_of(trace.get("rewards")).items()}
     before = _sampled_before(nodes, where)
     said = [index for index, node in enumerate(nodes) if node.get("sampled")]
     if not said:
@@ -115,14 +111,14 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> I
 
 def _is_node(node: Any) -> bool:
     lists = ("token_ids", "mask", "tools")
-    return isinstance(_object(node).get("message"), dict) and all(
+    return isinstance(object_of(node).get("message"), dict) and all(
         isinstance(node.get(one) or [], list) for one in lists
     )
 
 
 def _reward(value: Any) -> float | None:
     """The value of a `Reward`; None if scoring did not run."""
-    score, weight = _object(value).get("score"), _object(value).get("weight", 1.0)
+    score, weight = object_of(value).get("score"), object_of(value).get("weight", 1.0)
     return as_float(score) * as_float(weight) if is_number(score) and is_number(weight) else None
 
 
@@ -202,8 +198,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message without what it lacks, its tool calls nested as OpenAI nests them."""
     found = {key: value for key, value in message.items() if value is not None and key != "provider_state"}
     content = found.get("content")
-    if isinstance(content, list) and not any(_object(part).get("type") == "image_url" for part in content):
-        parts = [_object(part).get("text") for part in content]
+    if isinstance(content, list) and not any(object_of(part).get("type") == "image_url" for part in content):
+        parts = [object_of(part).get("text") for part in content]
         found["content"] = "\n".join(text for text in parts if isinstance(text, str))
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_nested_call(call) for call in found["tool_calls"]]

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.kit.base.values import first, known_id
+from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.readers.format_rows import GROUP_COLUMNS, NO_REWARDS, as_float
 from squelch.kit.readers.formats import FORMATS, Format, format_named
 from squelch.kit.readers.records import Record
@@ -105,7 +104,7 @@ def _key(record: Record, row: Mapping[str, Any], column: str | None, where: str)
             f"{where}: no column tells its group: {', '.join(GROUP_COLUMNS)}, or the one that --group names; it has "
             f"{_names(record)}"
         )
-    return blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
+    return digest(value)
 
 
 def _last_turns(rows: Iterable[RewardRow]) -> list[RewardRow]:

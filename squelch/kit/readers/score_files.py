@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from squelch.kit.api.pictures import place_of
 from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.kit.base.values import known_id
+from squelch.kit.base.values import digest, known_id
 from squelch.kit.readers.format_rows import NEEDED, column_of, is_sample, whole
 from squelch.kit.readers.formats import Format, format_named
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
@@ -166,7 +165,7 @@ def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
         if known_id(row.get("group")) and not row.get("turn"):
             prompt = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
             asked = prompt, [one.digest for one in row.get("pictures") or ()]
-            groups.setdefault(blake2b(repr(asked).encode()).digest(), set()).add(str(row["group"]))
+            groups.setdefault(digest(asked), set()).add(str(row["group"]))
     twice = sum(len(names) > 1 for names in groups.values())
     if twice:
         yield f"{twice} prompts stand under more than one id; equal prompts count as one"

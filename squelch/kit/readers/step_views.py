@@ -1,8 +1,7 @@
 """Reads what a trainer's files show of each step, for the findings (`kit.findings`): rewards, lengths, texts, failures.
 
 Of a rollout with several turns the first turn's text counts, and the last turn's reward; that a limit ended it does not
-say that tokens were it. Of a text a digest, its length
-in words, or tokens where it is ids, and its beginning are kept.
+say that tokens were it. Of a text a digest, its length in words, or tokens where it is ids, and its beginning are kept.
 """
 
 from __future__ import annotations
@@ -11,21 +10,18 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
-from squelch.kit.base.values import first, known_id
-from squelch.kit.findings.view import GroupView, StepView, TextView
+from squelch.kit.base.values import digest, first, known_id
+from squelch.kit.findings.view import SHOWN, GroupView, StepView, TextView
 from squelch.kit.readers.format_rows import as_float, is_number
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.rows import Rows
 from squelch.kit.records.repetition import repetition
 from squelch.kit.untrusted.decoder_process import bounded_reading
 
-SHOWN = 200
-"""Characters of a text that an example shows."""
 Row = Mapping[str, Any]
 
 
@@ -53,10 +49,10 @@ class _Step:
         rollout = f"rollout {row['rollout']}" if known_id(row.get("rollout")) else where
         before = self.completions.get(rollout)
         shared = first(row.get(key) for key in ("group", "prompt_ids", "prompt") if known_id(row.get(key)))
-        group = _digest(where if shared is None else shared)
+        group = digest(where if shared is None else shared)
         parts, shown = _said(row) if not row.get("turn") else ((), "")
         if parts:
-            self.texts.append(TextView(where, group, _digest(parts), repetition(parts), shown))
+            self.texts.append(TextView(where, group, digest(parts), repetition(parts), shown))
             self.lengths.append(len(parts))
         failed, cut = row.get("failed"), row.get("truncated")
         self.completions[rollout] = _Completion(
@@ -146,7 +142,3 @@ def _said(row: Row) -> tuple[Sequence[Any], str]:
         if ids is not None and len(ids):
             return [int(one) for one in ids], ""
     return (), ""
-
-
-def _digest(value: Any) -> bytes:
-    return blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()

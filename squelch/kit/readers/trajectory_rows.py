@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import first
+from squelch.kit.base.values import first, object_of
 from squelch.kit.readers.chat_rows import NO_PROMPT, Message, message_row, tools_of
 from squelch.kit.readers.format_rows import LeftOut, Row, digest_of
 from squelch.kit.readers.message_graph import SHORT
@@ -54,14 +54,14 @@ def harbor(record: Record, where: str) -> Iterator[Row | LeftOut]:
     file of the same name, holds no rows."""
     if "trial_name" not in record:
         return
-    agent, held = _object(record.get("agent_info")), _object(record.get(TRAJECTORIES))
-    sampler = [agent.get("name"), _object(agent.get("model_info")).get("name")]
+    agent, held = object_of(record.get("agent_info")), object_of(record.get(TRAJECTORIES))
+    sampler = [agent.get("name"), object_of(agent.get("model_info")).get("name")]
     for part in _objects(record.get("step_results")) or [record]:
         name = part["step_name"] if isinstance(part.get("step_name"), str) else WHOLE
-        rewards = _object(_object(part.get("verifier_result")).get("rewards"))
-        raised = _object(part.get("exception_info"))
-        counts = bool(rewards) and _object(raised.get("policy")).get("has_valid_reward") is not False
-        reason = first(one.get("exception_type") for one in (raised, _object(record.get("exception_info"))))
+        rewards = object_of(object_of(part.get("verifier_result")).get("rewards"))
+        raised = object_of(part.get("exception_info"))
+        counts = bool(rewards) and object_of(raised.get("policy")).get("has_valid_reward") is not False
+        reason = first(one.get("exception_type") for one in (raised, object_of(record.get("exception_info"))))
         shared = {
             "group": repr([record.get("source"), record.get("task_name"), name, *sampler]),
             "rollout": repr([record["trial_name"], name]),
@@ -100,9 +100,9 @@ def _trajectory(
         messages += added
         if any(map(_shows, added)):
             unknown = SHOWN
-        elif _object(_object(step.get("extra")).get("context_management")).get("boundary") == "replace":
+        elif object_of(object_of(step.get("extra")).get("context_management")).get("boundary") == "replace":
             unknown = unknown or REPLACED
-    agent = _object(trajectory.get("agent"))
+    agent = object_of(trajectory.get("agent"))
     own = {"tools": tools_of(agent.get("tool_definitions"), where)}
     if said and "group" not in shared:
         own["group"] = digest_of(messages[: said[0][0]])
@@ -115,7 +115,7 @@ def _trajectory(
 
 
 def _is_step(step: Any) -> bool:
-    source = _object(step).get("source")
+    source = object_of(step).get("source")
     return isinstance(source, str) and source in _ROLES
 
 
@@ -142,7 +142,7 @@ def _content(messages: Sequence[Message], place: int, step: Mapping[str, Any]) -
 
 def _ids(step: Mapping[str, Any], name: str) -> Any:
     """A list of the step's metrics; an empty one is none."""
-    return _object(step.get("metrics")).get(name) or None
+    return object_of(step.get("metrics")).get(name) or None
 
 
 def _messages(step: Mapping[str, Any]) -> Iterator[Message]:
@@ -162,7 +162,7 @@ def _messages(step: Mapping[str, Any]) -> Iterator[Message]:
         ]
     yield found
     ids = {name for call in calls if isinstance(name := call.get("tool_call_id"), str)}
-    for result in _objects(_object(step.get("observation")).get("results")):
+    for result in _objects(object_of(step.get("observation")).get("results")):
         of, content = result.get("source_call_id"), result.get("content")
         if isinstance(of, str) and of in ids:
             yield {"role": "tool", "tool_call_id": of, "content": content}
@@ -173,11 +173,7 @@ def _messages(step: Mapping[str, Any]) -> Iterator[Message]:
 def _shows(message: Message) -> bool:
     """Whether a message has a part that is no text."""
     content = message["content"]
-    return isinstance(content, list) and any(_object(part).get("type") != "text" for part in content)
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return isinstance(content, list) and any(object_of(part).get("type") != "text" for part in content)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
