@@ -32,7 +32,7 @@ from squelch.actors.endpoint.canonical import (
 )
 from squelch.actors.endpoint.dialect import Dialect, event
 from squelch.actors.endpoint.fields import CHAT
-from squelch.actors.endpoint.openai_errors import error
+from squelch.actors.endpoint.openai_common import error, most_calls_at, token_json
 from squelch.kit.untrusted.files import brief
 
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "stop_string": "stop"}
@@ -48,14 +48,13 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
         raise malformed(f"stream_options must be an object (got {brief(options)})", "stream_options")
     limits = [count_at(body, key) for key in ("max_completion_tokens", "max_tokens")]
     given = objects_at(body, "messages", reading.most_messages)
-    one_call = body.get("parallel_tool_calls") is not None and not flag_at(body, "parallel_tool_calls")
     log_probs = flag_at(body, "logprobs")
     request = Request(
         require_open_end([_message(one, f"messages[{index}]") for index, one in enumerate(given)]),
         tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
         max_tokens=next((limit for limit in limits if limit is not None), None),
         stop=stops_at(body, "stop"),
-        most_calls=0 if body.get("tool_choice") == "none" else 1 if one_call else None,
+        most_calls=most_calls_at(body),
         log_probs=log_probs,
         adjusted=adjusted,
         unknown=unknown,
@@ -168,7 +167,7 @@ class _Writer:
     def _log_probs(self, reply: Reply) -> dict[str, Any] | None:
         if not self.log_probs:
             return None
-        return {"content": [_token(text, nats) for text, nats in reply.tokens], "refusal": None}
+        return {"content": [token_json(text, nats, None) for text, nats in reply.tokens], "refusal": None}
 
 
 def _assistant_message(reply: Reply) -> dict[str, Any]:
@@ -183,11 +182,6 @@ def _assistant_message(reply: Reply) -> dict[str, Any]:
 
 def _shown(call: ToolUse) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _token(text: str, nats: float) -> dict[str, Any]:
-    whole = "�" not in text  # a token may end inside of a character
-    return {"token": text, "logprob": nats, "bytes": list(text.encode()) if whole else None, "top_logprobs": []}
 
 
 def _usage(reply: Reply) -> dict[str, int]:

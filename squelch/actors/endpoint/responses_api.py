@@ -50,7 +50,7 @@ from squelch.actors.endpoint.canonical import (
 )
 from squelch.actors.endpoint.dialect import Dialect, event
 from squelch.actors.endpoint.fields import RESPONSES
-from squelch.actors.endpoint.openai_errors import error
+from squelch.actors.endpoint.openai_common import error, most_calls_at, token_json
 from squelch.kit.untrusted.files import brief
 
 _ID = re.compile(r"(?:resp|rs|msg|fc)_([0-9a-f]{16})(?:_[0-9]+)?")
@@ -81,7 +81,6 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
     said += [Message("user", given)] if isinstance(given, str) else _Turns(reading.recall).of(body, reading)
     if len(said) > reading.most_messages:
         raise malformed(f"input makes {len(said)} messages, and at most {reading.most_messages} are taken", "input")
-    one_call = body.get("parallel_tool_calls") is not None and not flag_at(body, "parallel_tool_calls")
     include = body.get("include") or []
     if not isinstance(include, list):
         raise malformed(f"include must be a list (got {brief(include)})", "include")
@@ -90,7 +89,7 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
         require_open_end(said, "input"),
         tuple(tools.shown),
         max_tokens=count_at(body, "max_output_tokens"),
-        most_calls=0 if body.get("tool_choice") == "none" else 1 if one_call else None,
+        most_calls=most_calls_at(body),
         num_instructions=num_instructions,
         log_probs=log_probs,
         adjusted=tuple(sorted({*adjusted, *tools.dropped})),
@@ -335,7 +334,7 @@ class _Writer:
         is_cut = reply.finish == "length"
         status = "incomplete" if is_cut else "completed"
         said = Message("assistant", reply.content, reply.calls, reply.reasoning)
-        log_probs = [_token(text, nats) for text, nats in reply.tokens] if self.log_probs else None
+        log_probs = [token_json(text, nats, []) for text, nats in reply.tokens] if self.log_probs else None
         return self._response(status) | {
             "output": _items(reply.id, said, self.names, self.encrypted, status, log_probs),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -412,11 +411,6 @@ class _Writer:
         data = json.dumps({"type": kind, "sequence_number": self.num_events, **fields})
         self.num_events += 1
         return event(data, kind)
-
-
-def _token(text: str, nats: float) -> dict[str, Any]:
-    whole = "�" not in text  # a token may end inside of a character
-    return {"token": text, "bytes": list(text.encode()) if whole else [], "logprob": nats, "top_logprobs": []}
 
 
 DIALECT = Dialect("/v1/responses", RESPONSES, read, error, repeats_cut=True)
