@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -97,20 +97,22 @@ def notes(held: Held, events: Sequence[Mapping[str, Any]], scored: Sequence[int]
         events: the run's events that say something in words, in order.
         scored: the steps that have score matrices.
     """
-    found = [(one.severity, one.name, one.since, one.says, None, one, command) for one, command in held]
+    found = [
+        Note(0, one.severity, one.name, one.since, one_line(one.says), found=one, command=command)
+        for one, command in held
+    ]
     known = [event for event in events if _is_step(event.get("step"))]
     alarms = [event for event in known if event["actor"] != FINDINGS]
-    found += [("alarm", event["name"], event["step"], event["text"], None, None, "") for event in alarms]
+    found += [Note(0, "alarm", event["name"], event["step"], one_line(event["text"])) for event in alarms]
     ended = {
-        (name, event.get("since")): (_severity(event), name, since, event["text"], event["step"], None, "")
+        (name, since): Note(0, _severity(event), name, since, one_line(event["text"]), ended=event["step"])
         for event in known
         if event["actor"] == FINDINGS and event.get("change") == "ended" and _is_step(since := event.get("since"))
         if isinstance(name := event.get("finding"), str)
     }
     found += ended.values()
     return [
-        Note(number, kind, name, step, one_line(says), _before(scored, step), end, one, command)
-        for number, (kind, name, step, says, end, one, command) in enumerate(_fewer(found), 1)
+        replace(one, number=number, scored=_before(scored, one.step)) for number, one in enumerate(_fewer(found), 1)
     ]
 
 
@@ -123,7 +125,7 @@ def _severity(event: Mapping[str, Any]) -> str:
     return next((one for one in SEVERITIES if one == event.get("severity")), SEVERITIES[0])
 
 
-def _fewer(found: list[Any]) -> list[Any]:
+def _fewer(found: list[Note]) -> list[Note]:
     """At most `MOST_NOTES`: the first ones, which hold, and the newest."""
     return found if len(found) <= MOST_NOTES else [*found[: MOST_NOTES // 2], *found[-MOST_NOTES // 2 :]]
 

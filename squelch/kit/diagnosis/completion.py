@@ -28,6 +28,7 @@ import numpy as np
 from squelch.kit.diagnosis.edit_distance import nearest
 from squelch.kit.diagnosis.metrics import COMPLETION_KEYS, POSITIONS
 from squelch.kit.diagnosis.proxies import expected_hits, information, usable
+from squelch.kit.diagnosis.templates import widest
 from squelch.kit.diagnosis.uncertainty import Uncertainty
 
 NEAR = 7
@@ -72,10 +73,8 @@ def completion_metrics(
     flat["near_new"] = _near_hits(found.new[found.fresh > 0], found.source[found.fresh > 0], near)
     flat["near_chance"] = 1 / (1 + near.shape[1])
     flat["repeated"] = float(1 - found.fresh.sum() / found.lengths.sum())
-    under: dict[bytes, set[int]] = {}
-    for ids, prompt in zip(completions, found.source.tolist(), strict=True):
-        under.setdefault(ids.tobytes(), set()).add(prompt)
-    flat["one_text"] = max(map(len, under.values())) / len(prompts)
+    _, under = widest((ids.tobytes(), j) for ids, j in zip(completions, found.source.tolist(), strict=True))
+    flat["one_text"] = under / len(prompts)
     return flat | {"num_prompts": float(len(prompts)), "num_samples": float(len(scores[-1].lengths))}
 
 

@@ -10,7 +10,7 @@ Pure numpy; imports neither torch, Ray nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,3 +65,13 @@ def ranked(
         for text, own in members.items()
     ]
     return sorted(found, key=lambda template: (template.gap, template.rows[0]))
+
+
+def widest(texts: Iterable[tuple[Hashable, Hashable]]) -> tuple[Hashable, int]:
+    """(text, number of prompts) of the text that was sampled under the most prompts, of equal ones the first. `texts`:
+    (text, prompt) of each sample, at least one."""
+    under: dict[Hashable, set[Hashable]] = {}
+    for text, prompt in texts:
+        under.setdefault(text, set()).add(prompt)
+    found = max(under, key=lambda text: len(under[text]))
+    return found, len(under[found])

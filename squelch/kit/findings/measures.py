@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from squelch.kit.diagnosis.templates import widest
 from squelch.kit.findings.view import Example, GroupView, StepView, TextView
 
 ZERO = 1e-10
@@ -220,11 +221,8 @@ def _texts(texts: Sequence[TextView]) -> tuple[dict[str, float], dict[str, list[
         ]
     prompts = {text.prompt for text in texts}
     if len(prompts) >= FEWEST_PROMPTS:
-        under: dict[Hashable, set[Hashable]] = {}
-        for text in texts:
-            under.setdefault(text.key, set()).add(text.prompt)
-        common = max(under, key=lambda key: len(under[key]))
-        found["texts/one_text"] = len(under[common]) / len(prompts)
+        common, under = widest((text.key, text.prompt) for text in texts)
+        found["texts/one_text"] = under / len(prompts)
         rows = [text for text in texts if text.key == common]
         examples["texts/one_text"] = [Example(text.row, text.shown or "the same text") for text in rows]
     return found, examples
