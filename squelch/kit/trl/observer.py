@@ -18,9 +18,8 @@ Invariants:
 - The trainer renders the prompts, by the method with which it rendered them for sampling; completions are its ids. A
   reward function is not told which ids came from a tool: the first turn ends with its first end token, as sampling did.
   What cannot be known is not scored.
-- An observer that is given in one place only ends the training in its first step, since nothing would ever be scored.
-  Otherwise it does not end it, whatever fails: it says why on standard error, once for each cause, logs `not_scored`,
-  and tries again at the next step that is due. Every rank takes part in the gathering of the rows,
+- Once training runs, the observer does not end it, whatever fails: it says why on standard error, once for each cause,
+  logs `not_scored`, and tries again at the next step that is due. Every rank takes part in the gathering of the rows,
   also one whose rows cannot be read.
 - Only values that are known are logged (TRL averages them); at `/metrics` an unknown one is NaN.
 """
@@ -118,9 +117,8 @@ class Observer(TrainerCallback):
 
     Raises:
         ValueError: a setting is out of its range; as the trainer is made: it is of another kind; at the start of
-            training: the model is sharded, or no causal language model; in the first step: the observer is only one of
-            reward function and callback. Nothing later ends the training: what cannot be scored, images for example,
-            is said once on standard error and logged.
+            training: the model is sharded, or no causal language model. Nothing later ends the training: what cannot
+            be scored, images for example, is said once on standard error and logged.
     """
 
     __name__ = "squelch"  # TRL names reward functions in its logs
@@ -177,9 +175,10 @@ class Observer(TrainerCallback):
         """The reward function, which scores no row."""
         self._is_fed = True
         if self._model is None:
-            if trainer_state is None or trainer_state.max_steps:  # in an evaluation before any training it is 0
-                raise ValueError(
-                    "the Observer is a reward function and no callback, so it would score nothing; add "
+            # in an evaluation before any training max_steps is 0
+            if trainer_state is None or (trainer_state.max_steps and trainer_state.is_world_process_zero):
+                self.say_once(
+                    "the Observer is a reward function and no callback, so nothing is scored; add "
                     "callbacks=[observer], the same one"
                 )
         elif log_metric is not None and self.wants(trainer_state):
@@ -301,17 +300,14 @@ class Observer(TrainerCallback):
         self.endpoint, reason = tried(lambda: Endpoint(self._host, self._port, run, self.rule))
         tell(f"metrics at {self.endpoint.url}" if self.endpoint is not None else f"/metrics is not served: {reason}")
 
+    @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Exports the step. ValueError if the trainer has sampled and the observer was shown nothing."""
-        if not self._is_fed:
-            raise ValueError(
-                "the Observer is a callback and no reward function, so it scores nothing; add it to reward_funcs, the "
+        """Exports the step."""
+        if not self._is_fed and state.is_world_process_zero:
+            self.say_once(
+                "the Observer is a callback and no reward function, so nothing is scored; add it to reward_funcs, the "
                 "same one"
             )
-        self._export_step(state)
-
-    @_harmless
-    def _export_step(self, state: Any) -> None:
         if self.endpoint is not None:
             self.endpoint.step(state.global_step, state.max_steps)
 
