@@ -18,7 +18,7 @@ OTHERS = (
     ("rldoctor: length_pathology", "texts_grow, reward_by_length, turns_cut", "the correlation is within groups"),
     ("rldoctor: plateau", "reward_plateau", ""),
     ("rldoctor: reward_composition", "reward_by_one_term, reward_by_format", "shares of the variance within groups"),
-    ("rldoctor: reward_hacking", "validation_falls, criterion_gamed", ""),
+    ("rldoctor: reward_hacking", "reward_hacked, criterion_gamed", ""),
     ("rlprobe: ADVANTAGE_COLLAPSE", "reward_constant, gradient_zero", ""),
     ("rlprobe: CLIP_SATURATION", "updates_clipped", ""),
     ("rlprobe: DEGENERATE_GROUPS", "none_solved, all_solved, equal_rewards", "told apart by outcome"),
