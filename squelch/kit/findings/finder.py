@@ -88,9 +88,8 @@ class Findings:
     def __init__(self, ignore: Collection[str] = (), steps: int | None = None) -> None:
         for name in ignore:
             entry_of(name)
-        self._most = steps or sys.maxsize
         self._entries = {name: entry for name, entry in catalogue().items() if name not in ignore}
-        self._history, self._tasks = History(self._most), Tasks()
+        self._history, self._tasks = History(steps or sys.maxsize), Tasks()
         self._stands = {name: _Stand() for name in self._entries}
         self._exported: set[tuple[str, Severity]] = set()
 
@@ -104,6 +103,10 @@ class Findings:
         """Those that hold, the most severe first, and then the oldest."""
         found = [stand.finding for stand in self._stands.values() if stand.finding is not None]
         return sorted(found, key=lambda one: (-one.rank, one.since))
+
+    def ends(self, steps: int) -> None:
+        """The next step is the last of so many: a threshold needs no more of them."""
+        self._history.most = steps
 
     def step(self, view: StepView) -> tuple[dict[str, float], list[Change]]:
         """Takes a step; returns its own metrics (flat keys: what its groups and texts show, the findings that hold, the
@@ -143,7 +146,7 @@ class Findings:
             if not stand.above.get(severity):
                 stand.first[severity] = step
             stand.above[severity] = stand.above.get(severity, 0) + 1
-            if stand.above[severity] >= min(steps, self._most):
+            if stand.above[severity] >= min(steps, self._history.most):
                 reached = severity
         before = stand.finding
         if before is None and any(self._holds(other) for other in entry.unless):
