@@ -69,7 +69,7 @@ FAULTS: Mapping[str, Fault] = {
         "prompts",
         {
             "environment.name": "Agent",
-            "environment.options": {"command": ["python", "-c", faults.AGENT], "data": EXAMPLE},
+            "environment.options": {"command": ["python3", "-c", faults.AGENT], "data": EXAMPLE},
         },
         *(20, 10.0, ("trajectories_fail",)),
     ),
@@ -80,8 +80,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "entropy": Fault(
         "frozenlake",
-        {**UNFILTERED, "learner.objective.entropy_coefficient": 1.0},
-        *(40, 6.0, ("entropy_explodes",)),
+        {**UNFILTERED, "learner.objective.entropy_coefficient": 2.0},
+        *(30, 6.0, ("entropy_explodes",)),
     ),
     "rate": Fault(
         "frozenlake",
@@ -98,7 +98,11 @@ FAULTS: Mapping[str, Fault] = {
         },
         *(30, 4.0, ("groups_stale",)),
     ),
-    "penalty": Fault("sokoban", UNFILTERED, 45, 5.0, ("actions_fall",)),
+    "penalty": Fault(
+        "sokoban",
+        {**UNFILTERED, "learner.optimizer.learning_rate": 4e-4},
+        *(40, 5.0, ("actions_fall",)),
+    ),
 }
 """A reward for the form; turns that the limit of tokens cuts; agents that fail; a verifier that is never content; an
 entropy bonus that outweighs the reward; 30 times the learning rate; groups of weights from 16 steps ago, of a policy
