@@ -3,7 +3,7 @@
 python -m research.findings_runs.readers [--only NAME ...] [--out FOLDER] [--make] [--quick] [--json]
 
 It prints the commands of each; `--make` runs them, in a checkout whose `make setup` and `make setup-smollm2` (and
-`deploy/setup.sh trl`) were run, and leaves NAME.txt or NAME.png in FOLDER. A reader gets this file and the question,
+`deploy/setup.sh trl`) were run, and leaves run-N.txt or run-N.png in FOLDER. A reader gets this file and the question,
 nothing else; the answer is written down before `truth`, which stands here since before the first of them, is told.
 """
 
@@ -43,12 +43,17 @@ class Reading:
     shown: str
     truth: str
 
+    @property
+    def number(self) -> str:
+        """The name of its run and of its file."""
+        return f"run-{[one.name for one in READINGS].index(self.name) + 1}"
+
     def commands(self, out: Path, quick: bool) -> list[list[str]]:
         """The commands that make it; the last one's output is the text, or its picture."""
-        run = str(out / "runs" / f"reader-{self.name}")
+        run = str(out / "runs" / self.number)  # its name is shown, and says nothing
         if self.shown == "errors":
-            return [[sys.executable, *self.train, str(out / self.name)]]
-        places = [f"name=reader-{self.name}", f"runs_dir={out / 'runs'}", "recorder.report=false"]
+            return [[sys.executable, *self.train, str(out / self.number)]]
+        places = [f"name={self.number}", f"runs_dir={out / 'runs'}", "recorder.report=false"]
         train = [sys.executable, "-m", "squelch.cluster.cli", "train", *self.train, *places, *(SHORT if quick else ())]
         if self.shown == "check":
             return [train, [sys.executable, "-m", "squelch.cluster.cli", "check", run]]
@@ -58,7 +63,7 @@ class Reading:
             "docs.writers.inspector_picture",
             run,
             FIRST_PAGE,
-            str(out / f"{self.name}.png"),
+            str(out / f"{self.number}.png"),
             "--whole",
         ]
         return [train, picture]
@@ -115,9 +120,9 @@ def make(reading: Reading, out: Path, quick: bool) -> Path:
     env = os.environ | {"PYTHONPATH": site, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(last, cwd=ROOT, env=env, capture_output=reading.shown != "picture", text=True, check=False)
     if reading.shown == "picture":
-        file, text = out / f"{reading.name}.png", ""
+        file, text = out / f"{reading.number}.png", ""
     else:
-        file, text = out / f"{reading.name}.txt", done.stderr if reading.shown == "errors" else done.stdout
+        file, text = out / f"{reading.number}.txt", done.stderr if reading.shown == "errors" else done.stdout
         file.write_text(text)
     if not file.is_file() or (reading.shown != "picture" and not text.strip()):
         raise UserError(f"{shlex.join(last)} shows nothing (exit code {done.returncode}): {done.stderr}")
@@ -141,8 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"reader": one.name, "shown": one.shown, "commands": list(map(shlex.join, one.commands(args.out, args.quick)))}
         for one in chosen
     ]
-    rows = [[one["reader"], one["shown"], command] for one in found for command in one["commands"]]
-    print_metrics({"question": QUESTION, "readers": found}, args.json, ("reader", "shown", "command"), rows, [QUESTION])
+    rows = [[one.name, one.shown, one.number] for one in chosen]
+    notes = [QUESTION, *(f"{one['reader']}: {command}" for one in found for command in one["commands"])]
+    print_metrics({"question": QUESTION, "readers": found}, args.json, ("reader", "shown", "file"), rows, notes)
     return 0
 
 

@@ -17,7 +17,8 @@ The judge replays the findings over these lines, as a run follows them, with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from research.tables import FOLDER, read
 from squelch.cluster.runs.ending import EndCause, ending_of, is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
-from squelch.kit.findings.catalogue import SEVERITIES, Severity
+from squelch.kit.findings.catalogue import SEVERITIES, Severity, catalogue
 from squelch.kit.findings.finder import Findings
 from squelch.kit.findings.view import StepView
 from squelch.kit.process.terminal import known
@@ -106,17 +107,48 @@ class Stood:
         return min((step for severity, step in self.began.items() if severity != "notice"), default=None)
 
 
-def stood(lines: Sequence[Mapping[str, float]]) -> list[Stood]:
-    """The findings of a run, in the order in which they began."""
-    findings, found = Findings(), dict[str, Stood]()
+def followed(lines: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, Findings]]:
+    """The findings after each line of a run, with its step."""
+    findings = Findings()
     for line in lines:
         step = int(line["step"])
         findings.step(StepView(step, {key: value for key, value in line.items() if key != "step"}))
+        yield step, findings
+
+
+def stood(lines: Sequence[Mapping[str, float]]) -> list[Stood]:
+    """The findings of a run, in the order in which they began."""
+    found = dict[str, Stood]()
+    for step, findings in followed(lines):
         for one in findings.open:
             own = found.setdefault(one.name, Stood(one.name))
             own.began.setdefault(one.severity, step)
             own.steps.add(step)
     return list(found.values())
+
+
+def seen(contents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[str], str]]:
+    """By finding: the planted faults that it named in time, and in how many of the healthy runs that can show it it
+    never began; empty where none can."""
+    named, silent = defaultdict[str, list[str]](list), Counter[str]()
+    able = Counter[str]()
+    for content in contents:
+        lines = lines_of(content)
+        if content["part"] == PLANTED:
+            for name in set(FAULTS[content["arm"]].expected) & set(in_time(lines)):
+                named[name].append(content["arm"])
+            continue
+        can = {name for _, findings in followed(lines) for name in catalogue() if findings.level(name) is not None}
+        able.update(can)
+        silent.update(can - {one.name for one in stood(lines)})
+    counted = {name: f"{silent[name]} of {able[name]} healthy runs" if able[name] else "" for name in catalogue()}
+    return {name: (sorted(named[name]), counted[name]) for name in catalogue()}
+
+
+def in_time(lines: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """The findings that were more than a notice so early that a planted fault counts as found, with their steps."""
+    last = latest(lines)
+    return {one.name: one.warned for one in stood(lines) if one.warned is not None and one.warned <= last}
 
 
 def latest(lines: Sequence[Mapping[str, float]]) -> int:
@@ -140,12 +172,12 @@ def judged(content: Mapping[str, Any]) -> dict[str, Any]:
     lines = lines_of(content)
     found = stood(lines)
     warned = {one.name: one.warned for one in found if one.warned is not None}
-    planted = content["part"] == PLANTED
-    if planted:
+    if content["part"] == PLANTED:
         expected = FAULTS[content["arm"]].expected
         at = min((step for name, step in warned.items() if name in expected), default=None)
-        holds, last = at is not None and at <= latest(lines), latest(lines)
-        verdict = f"{'found' if holds else 'missed'}: {' or '.join(expected)}, {known(at, 'd')} of at most {last}"
+        holds = any(name in in_time(lines) for name in expected)
+        said = f"{' or '.join(expected)}, step {known(at, 'd')} of at most {latest(lines)}"
+        verdict = f"{'found' if holds else 'missed'}: {said}"
     else:
         holds = not warned
         verdict = "silent" if holds else f"warns: {', '.join(warned)}"

@@ -23,6 +23,7 @@ from research.findings_runs.study import (
     lines_of,
     report,
     rows,
+    seen,
     stood,
     study,
 )
@@ -121,6 +122,18 @@ def test_a_planted_fault_is_found_in_twenty_steps_or_three_scorings_or_missed(tm
     assert latest(seldom) == 24, "the scorings before training and of steps 12 and 24"
 
 
+def test_what_was_found_and_where_it_was_silent_is_counted_over_the_runs_that_can_show_it(tmp_path: Path) -> None:
+    cut = kept(tmp_path, course(30, lambda step: {"turns_cut/reasoning": 0.97}), PLANTED, "cut")
+    late = kept(tmp_path, course(40, lambda step: {"learner/kl": 20.0 if step > 30 else 0.0}), PLANTED, "rate")
+    well = kept(tmp_path, course(40, lambda step: {"turns_cut/reasoning": None, "turns_cut/answer": None}), TUNE, "a")
+    ill = kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), JUDGE, "b")
+    found = seen([cut, late, well, ill])
+    assert set(found) == set(catalogue())
+    assert found["turns_cut"] == (["cut"], "1 of 1 healthy runs") and found["kl_high"] == ([], "1 of 2 healthy runs")
+    assert found["engine_differs"] == ([], "2 of 2 healthy runs")
+    assert found["updates_clipped"][0] == [] and seen([])["kl_high"] == ([], "")
+
+
 def test_a_healthy_run_is_silent_or_warns_and_a_notice_is_printed_with_the_steps_that_it_held(tmp_path: Path) -> None:
     silent = judged(kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), TUNE, "shipped"))
     assert silent["holds"] and silent["critical"] == 0
@@ -172,6 +185,11 @@ def test_five_readers_get_runs_that_can_be_started_and_no_truth(capsys: pytest.C
     assert readers.main(["--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["question"] == readers.QUESTION and all(one.truth not in str(said) for one in readers.READINGS)
-    for one in readers.READINGS:
+    for place, one in enumerate(readers.READINGS, 1):
+        train, *later = one.commands(Path("out"), quick=False)
+        assert any(f"run-{place}" in word for word in train)
+        assert all(f"out/runs/run-{place}" in command for command in later)
+        if one.shown == "picture":
+            assert later[0][-2:] == [f"out/run-{place}.png", "--whole"]
         if one.shown != "errors":
             load(one.train[0], list(one.train[1:]))

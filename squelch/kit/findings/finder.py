@@ -118,12 +118,17 @@ class Findings:
         changes = [
             change
             for name, entry in self._entries.items()
-            if (level := LEVELS[name](self._history)) is not None and math.isfinite(level.value)
+            if (level := self.level(name)) is not None
             if (change := self._take(entry, level, metrics, shown)) is not None
         ]
         order = {"worsened": 0, "began": 0, "ended": 1}
         changes.sort(key=lambda change: (order[change.kind], -change.finding.rank))
         return {**shown.metrics, **self.metrics(), "seconds/findings": time.perf_counter() - started}, changes
+
+    def level(self, name: str) -> Level | None:
+        """A finding's level in the newest step; None if the step does not show it."""
+        level = LEVELS[name](self._history)
+        return level if level is not None and math.isfinite(level.value) else None
 
     def metrics(self) -> dict[str, float]:
         """`finding/NAME/SEVERITY`: 1 for those that hold, 0 for those that held."""
