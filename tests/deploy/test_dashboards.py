@@ -129,6 +129,28 @@ def test_a_field_that_no_panel_has_is_refused(tmp_path: Path) -> None:
         read_board(path)
 
 
+def test_a_panel_has_by_default_what_its_metrics_say(tmp_path: Path) -> None:
+    given = {"title": "T", "help": "H."}
+    panels = [
+        given | {"queries": "squelch_mi_est_nats"},
+        given | {"queries": "squelch_mi_est_nats", "alone": True, "unit": "s"},
+        given | {"queries": {"share": "squelch_kept_mass_ratio"}},
+        given | {"queries": "squelch_step"},
+        given | {"queries": "squelch_step", "scale": "number"},
+    ]
+    path = tmp_path / "board.yaml"
+    path.write_text(yaml.safe_dump({"question": "?", "rows": [{"title": "R", "page": "p.md", "panels": panels}]}))
+    mi, alone, share, step, number = read_board(path).rows[0].panels
+    assert [one.legend for one in mi.queries] == ["{{scope}}", "{{scope}}, {{bound}}", "{{scope}}, null"]
+    assert mi.queries[1].expr == 'squelch_mi_est_interval_nats{instance=~"$instance"}' and mi.unit == "suffix: nats"
+    assert len(alone.queries) == 1 and alone.unit == "s"
+    assert (share.unit, share.low, share.high) == ("percentunit", 0, 1)
+    assert [(one.queries[0].legend, one.unit, one.low) for one in (step, number)] == [
+        ("T", "short", 0),
+        ("T", "short", None),
+    ]
+
+
 def test_the_timeline_of_members_has_every_state_in_its_order() -> None:
     (panel,) = (panel for board in BOARDS for row in board.rows for panel in row.panels if panel.states)
     states = [state.value for state in MemberState]
