@@ -36,10 +36,7 @@ _FORMATS = (
 
 
 def application(
-    folder: RunFolder,
-    access: Access,
-    now: Callable[[], float] = time.time,
-    others: Sequence[RunFolder] = (),
+    folder: RunFolder, access: Access, now: Callable[[], float] = time.time, others: Sequence[RunFolder] = ()
 ) -> ASGIApp:
     """The guarded application that shows a run, and the metrics of `others` beside its own. UserError if the run's
     index or metrics, or those of the others, cannot be read."""
