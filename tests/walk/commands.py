@@ -17,7 +17,7 @@ SHORT = {
 """Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
 SHORT_TINY = {"model.tiny_tokens": 100_000}
 """The same where the policy is the tiny one."""
-SHORT_MODEL = {"sampling.group_size": 4}
+SHORT_MODEL = {"sampling.group_size": 4, "environment.format.max_turns": 4}
 """The same where the command names a model, which is larger than the recipe's."""
 SHORT_PROMPTS = {"sampling.group_size": 4, "sampling.max_tokens_per_turn": 24}
 """The same for the recipe of prompts, unless a reward function has to tell its texts apart."""
