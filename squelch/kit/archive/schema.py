@@ -76,6 +76,20 @@ SEGMENT = (
     Column("cause", pa.string(), "Why it continues no earlier segment, e.g. `history rewritten`"),
 )
 
+UNTRAINED = (
+    Column("rule", pa.string(), "The rule of `environment.options.untrained` by which its first call was left out"),
+    Column("token_ids", pa.list_(pa.int32()), "The exact ids that were fed and sampled, in order", "token ids"),
+    Column("sampled", pa.list_(pa.bool_()), "True at sampled ids"),
+    Column(
+        "log_probs",
+        pa.list_(pa.float32()),
+        "At sampled ids, the log-probability under the distribution that they were drawn from; 0 elsewhere",
+        "nats",
+    ),
+    Column("version_min", pa.int32(), "Oldest policy version that sampled a token of it", "policy version"),
+    Column("version_max", pa.int32(), "Newest policy version that sampled a token of it", "policy version"),
+)
+
 TRAJECTORY = (
     Column("group_id", pa.string(), "The group: its ticket's id, assigned by the coordinator"),
     Column("trajectory", pa.int32(), "Index in the group", "from 0"),
@@ -130,6 +144,13 @@ TRAJECTORY = (
         "The segments after the first, in order, see below; null if the trajectory is one sequence",
         nullable=True,
     ),
+    Column(
+        "untrained",
+        pa.list_(_struct(UNTRAINED)),
+        "Conversations of an agent's calls that were answered and not trained on, in order of their first calls, see "
+        "below; no other column counts them; null if there is none",
+        nullable=True,
+    ),
     Column("episode_return", pa.float64(), "Sum of the rewards, without format penalty", "reward"),
     Column("format_penalty", pa.float64(), "Sum of the turns' format penalties, 0 or negative", "reward"),
     Column("success", pa.bool_(), "The environment reports that the task was solved"),
@@ -152,6 +173,13 @@ TRAJECTORY = (
         nullable=True,
     ),
     Column("failure_detail", pa.string(), "The failure in words, may be empty; null if it did not fail", nullable=True),
+    Column(
+        "failure_rewarded",
+        pa.string(),
+        "How the agent failed, where `environment.options.failure_reward` rewarded that and the trajectory counts as "
+        "any other; null elsewhere",
+        nullable=True,
+    ),
     Column("worker", pa.string(), "Rollout worker that sampled the trajectory"),
 )
 

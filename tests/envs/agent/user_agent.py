@@ -1,6 +1,7 @@
 """Functions of a user, as an agent's `call` names them."""
 
 import asyncio
+import json
 import os
 import runpy
 import time
@@ -34,6 +35,21 @@ async def breaks(task, client):
         time.sleep(60)
     await asyncio.sleep(0.5)
     return {"reward": 1.0}
+
+
+class Wrong(Exception):
+    """What a framework of the user's raises."""
+
+
+async def raises(task, client):
+    """What the seed says."""
+    await asyncio.sleep(0)
+    raised = [KeyError("k"), IndexError("i"), json.JSONDecodeError("j", "", 0), Wrong("w"), OSError("o")]
+    if task["seed"] == 6:
+        raise SystemExit(1)
+    if task["seed"] == 7:
+        os._exit(1)
+    raise raised[task["seed"] - 1]
 
 
 async def odd_ones_end_the_process(task, client):
