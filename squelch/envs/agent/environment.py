@@ -94,7 +94,11 @@ class AgentOptions(Settings):
     @field_validator("failure_reward", mode="before")
     @classmethod
     def _names(cls, given: Any) -> Any:
-        return {str(name): reward for name, reward in given.items()} if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping):
+            return given
+        if len({type(name) for name in given}) > 1:
+            raise ValueError("write all exit codes alike, as 7 or as '7'")
+        return {str(name): reward for name, reward in given.items()}
 
     @model_validator(mode="after")
     def _one_program(self) -> AgentOptions:

@@ -39,5 +39,6 @@ class CallRule(Settings):
 
     def __str__(self) -> str:
         """The conditions in words."""
-        headers = (f"{name}: {pattern}" for name, pattern in self.headers.items())
-        return ", ".join(filter(None, (self.model and f"model {self.model}", *headers, self.no_tools and "no tools")))
+        model = [f"model {self.model}"] if self.model else []
+        headers = [f"{name}: {pattern}" for name, pattern in self.headers.items()]
+        return ", ".join([*model, *headers, *(["no tools"] if self.no_tools else [])])

@@ -16,8 +16,6 @@ from squelch.kit.records.failures import Failure, failure_of
 from squelch.kit.records.records import Group, Segment, Trajectory, Turn, Untrained, VersionSpan
 from squelch.kit.untrusted.secrets import masked, masked_settings
 
-_OF_UNTRAINED = {"token_ids": np.int32, "sampled": np.bool_, "log_probs": np.float32}
-
 
 def to_table(group: Group) -> pa.Table:
     """The group as a table of `TRAJECTORY_SCHEMA`, one row per trajectory."""
@@ -116,7 +114,14 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
 
 
 def _untrained(row: dict[str, Any]) -> Untrained:
-    return Untrained(**row | {name: np.array(row[name], dtype) for name, dtype in _OF_UNTRAINED.items()})
+    return Untrained(
+        row["rule"],
+        np.array(row["token_ids"], np.int32),
+        np.array(row["sampled"], np.bool_),
+        np.array(row["log_probs"], np.float32),
+        row["version_min"],
+        row["version_max"],
+    )
 
 
 def _failure(cause: str | None, detail: str | None) -> Failure | None:

@@ -190,7 +190,7 @@ def failed(one: Agent) -> AgentFailed:
     ids=["1", "7, beside a result", "another code", "a signal", "no result", "a wrong result"],
 )
 def test_an_exit_code_that_the_user_named_earns_its_reward_and_no_other_ending(script, reward):
-    assert failed(agent(script, failure_reward={1: -0.5, "7": 0.25})).reward == reward
+    assert failed(agent(script, failure_reward={1: -0.5, 7: 0.25})).reward == reward
 
 
 def test_an_ending_without_a_name_given_earns_nothing():
@@ -217,6 +217,7 @@ def test_an_exception_of_a_function_earns_the_reward_of_its_nearest_class_that_i
         ({"command": ["cat"], "failure_reward": {256: 1}}, "names exit codes from 1 to 255"),
         ({"command": ["cat"], "failure_reward": {"01": 1}}, "names exit codes from 1 to 255"),
         ({"command": ["cat"], "failure_reward": {"ValueError": 1}}, "names exit codes from 1 to 255"),
+        ({"command": ["cat"], "failure_reward": {1: 1, "2": 1}}, "write all exit codes alike"),
         ({"call": "a:b", "failure_reward": {1: 1}}, "names classes of exceptions"),
         ({"call": "a:b", "failure_reward": {"a b": 1}}, "names classes of exceptions"),
         ({"call": "a:b", "failure_reward": {"ValueError": float("nan")}}, "finite"),
