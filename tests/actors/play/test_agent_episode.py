@@ -179,6 +179,24 @@ def test_a_command_that_raises_for_what_the_policy_wrote_earns_its_reward_and_it
     assert "title" in codec.text(title.token_ids) and "title" not in codec.text(trajectory.token_ids)
 
 
+def test_side_calls_and_rewarded_failures_of_a_function_leave_its_trajectories_as_they_are(codec):
+    def group(function: str, **more: Any) -> Group:
+        options = {"call": f"{USER}:{function}", "turns": "squelch", "blocked_s": 300.0, **more}
+        environment = EnvironmentConfig(name="Agent", options=options)
+        (found,) = play(codec, Policy(codec, versions=lambda _: 0), environment, ticket("Agent", options, 8))
+        return found
+
+    rules = {"untrained": [{"model": "title"}], "failure_reward": {"Wrong": -1.0}}
+    bare, mixed = group("lake"), group("lake_with_side_calls", **rules)
+    assert {one.episode_return == -1.0 for one in bare.trajectories} == {True, False}
+    for mine, theirs in zip(bare.trajectories, mixed.trajectories, strict=True):
+        assert mine.failure is None and theirs.failure is None
+        np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
+        assert (mine.turns, mine.segments, mine.success) == (theirs.turns, theirs.segments, theirs.success)
+        assert [one.rule for one in theirs.untrained] == ["model title"]
+        assert (theirs.failure_rewarded is not None) == (mine.episode_return == -1.0)
+
+
 def test_failed_sampling_is_the_failure_whatever_the_agent_reports(codec):
     async def fails(worker, request):
         raise GenerationFailed("rollout worker rollout-0: gone")

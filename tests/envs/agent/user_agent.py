@@ -92,6 +92,22 @@ def right(completions, answer, **columns):
     return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
 
 
+async def lake(task, client):
+    """The example's game, whose reward is -1 where the noise seed is odd."""
+    found = await runpy.run_path(str(GAME))["play"](task, client)
+    return {"reward": -1.0, "success": False} if task["noise_seed"] % 2 else found
+
+
+async def lake_with_side_calls(task, client):
+    """The same, but for a call for a title before it, and an exception in place of the reward of -1."""
+    title = [{"role": "user", "content": "Up Down Left Right"}]
+    await client.openai.chat.completions.create(model="title", messages=title)
+    found = await runpy.run_path(str(GAME))["play"](task, client)
+    if task["noise_seed"] % 2:
+        raise Wrong("the policy wrote prose")
+    return found
+
+
 async def frozen_lake_over_responses(task, client):
     """The example's game, whose calls go over the other API of the same package."""
 
