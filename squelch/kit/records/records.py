@@ -223,6 +223,8 @@ class Group:
     """Mean seconds that a trajectory waited for its tokens."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """Calls of agents, and fields of their requests, by name (`actors.endpoint.metrics`)."""
+    prompts_differ: str | None = None
+    """What differs between its members' first prompts, where agents write these; empty if nothing does."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,8 @@ class GroupSummary:
     """The task's label."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """As of the group."""
+    prompts_differ: str | None = None
+    """As of the group."""
 
 
 def summarise(group: Group) -> GroupSummary:
@@ -315,6 +319,7 @@ def summarise(group: Group) -> GroupSummary:
         task_kind=group.task_kind,
         label=group.ticket.task.label,
         endpoint_counts=group.endpoint_counts,
+        prompts_differ=group.prompts_differ,
     )
 
 

@@ -18,6 +18,7 @@ from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Session
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.first_prompts import difference
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.sampling import SamplingConfig
@@ -428,6 +429,36 @@ def test_a_trajectory_with_untrained_calls_is_trained_on_and_counted_as_the_one_
     for sent, found in zip(titled.trajectories, back, strict=True):
         for mine, theirs in zip(sent.untrained, found.untrained, strict=True):
             np.testing.assert_equal(vars(mine), vars(theirs))
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_a_group_says_what_differs_between_the_first_prompts_of_its_members(codec: ChatCodec, differ: bool) -> None:
+    async def doing(client: Client, seed: int) -> AgentResult:
+        await client.ask(f"a title of {seed}", model="title")
+        await client.ask(f"You are in /work/{seed if differ else 'here'}. Go on.")
+        await client.ask(f"and {seed}")
+        return AgentResult(True, 1.0)
+
+    group = played(codec, doing, size=3)
+    assert summarise(group).prompts_differ == group.prompts_differ
+    if not differ:
+        assert group.prompts_differ == ""
+        return
+    first, other = (one.prompt_ids(0) for one in group.trajectories[:2])
+    at = int(np.flatnonzero(first[: min(len(first), len(other))] != other[: min(len(first), len(other))])[0])
+    assert group.prompts_differ is not None
+    assert group.prompts_differ.startswith(f"from token {at} of {len(first)} on: ") and "/work/" in group.prompts_differ
+
+
+def test_one_prompt_that_goes_on_where_another_ends_differs_there() -> None:
+    def text(ids: Any) -> str:
+        return " ".join(map(str, ids))
+
+    long = np.arange(40)
+    assert difference([long[:30], long[:30], long], text) == (
+        f"from token 30 of 30 on: {text(range(22, 30))!r} and {text(range(22, 40))!r}"
+    )
+    assert difference([long, long.copy()], text) == ""
 
 
 def test_an_agent_whose_calls_are_all_untrained_fails_and_keeps_them(codec: ChatCodec) -> None:
