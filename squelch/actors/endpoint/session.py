@@ -13,7 +13,8 @@ Invariants:
 - A client that disconnects stops no sampling: the policy said what it said, and the trajectory is judged by what became
   of it.
 - A call that is not trained on (`envs.contract.AgentDriven.untrained`) is answered as any other, from a conversation
-  of its own. Nothing of the trained segments depends on it: neither ids, seeds, causes nor the bound on their calls.
+  of its own. Nothing of the trained segments depends on it, neither ids, seeds, causes nor the limit of turns, but
+  for its reply, where a client puts that into their history.
 - The first call that cannot be sampled fails the trajectory, whatever its agent says: all later calls are refused.
 - Nothing is sampled after `end`.
 - Whatever may end an agent through no fault of the policy is kept as the `fault`: each refusal for the run's bounds or
