@@ -3,9 +3,11 @@ policy may have ended it."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,6 +34,7 @@ from tests.actors.play.test_player import LIMIT, Policy
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
+ROOT = Path(__file__).parents[3]
 CONTEXT = 4096
 SAID = "the agent's command ended with exit code 1"
 Doing = Callable[["Client", int], Awaitable[Any]]
@@ -459,6 +462,17 @@ def test_one_prompt_that_goes_on_where_another_ends_differs_there() -> None:
         f"from token 30 of 30 on: {text(range(22, 30))!r} and {text(range(22, 40))!r}"
     )
     assert difference([long, long.copy()], text) == ""
+
+
+def test_nothing_that_learns_filters_or_measures_reads_untrained_conversations() -> None:
+    """They would have to ask for the field; the archive, the player and the inspector alone do."""
+    rooms = ("learner", "trl", "actors/filter", "actors/scorer", "actors/rollout", "cluster/loop", "cluster/report")
+    rooms += tuple(f"kit/{one}" for one in ("filter", "scoring", "diagnosis", "packed", "findings", "api", "readers"))
+    files = [file for room in rooms for file in (ROOT / "squelch" / room).rglob("*.py")]
+    assert len(files) > 100
+    for file in files:
+        names = (one.attr for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.Attribute))
+        assert "untrained" not in names, file
 
 
 def test_an_agent_whose_calls_are_all_untrained_fails_and_keeps_them(codec: ChatCodec) -> None:
