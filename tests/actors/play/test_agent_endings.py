@@ -466,9 +466,10 @@ def test_one_prompt_that_goes_on_where_another_ends_differs_there() -> None:
 
 def test_nothing_that_learns_filters_or_measures_reads_untrained_conversations() -> None:
     """They would have to ask for the field; the archive, the player and the inspector alone do."""
-    rooms = ("learner", "trl", "actors/filter", "actors/scorer", "actors/rollout", "cluster/loop", "cluster/report")
-    rooms += tuple(f"kit/{one}" for one in ("filter", "scoring", "diagnosis", "packed", "findings", "api", "readers"))
-    files = [file for room in rooms for file in (ROOT / "squelch" / room).rglob("*.py")]
+    rooms = ["learner", "trl", *(f"cluster.{one}" for one in ("loop", "report"))]
+    rooms += [f"actors.{one}" for one in ("filter", "scorer", "rollout")]
+    rooms += [f"kit.{one}" for one in ("filter", "scoring", "diagnosis", "packed", "findings", "api", "readers")]
+    files = [file for room in rooms for file in (ROOT / "squelch").joinpath(*room.split(".")).rglob("*.py")]
     assert len(files) > 100
     for file in files:
         names = (one.attr for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, ast.Attribute))
