@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from squelch.kit.archive.schema import DECISION, INDEX, PICTURE, SCORE, SEGMENT, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.kit.archive.schema import (
+    DECISION,
+    INDEX,
+    PICTURE,
+    SCORE,
+    SEGMENT,
+    TRAJECTORY,
+    TURN,
+    UNTRAINED,
+    VERSION_SPAN,
+    Column,
+)
 from squelch.kit.archive.version import READ_BY, VERSION, VERSION_KEY
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "schema.md"
@@ -53,6 +64,11 @@ def page() -> str:
             "One entry of `segments`. A trajectory is one or more append-only sequences, each of which sees only its "
             "own ids; the first begins at position 0.",
             SEGMENT,
+        ),
+        _section(
+            "An untrained conversation",
+            "One entry of `untrained`: calls of an agent, and what they continued, under one history.",
+            UNTRAINED,
         ),
         _section("A version span", "One entry of `version_spans`. A turn may have several.", VERSION_SPAN),
         _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),

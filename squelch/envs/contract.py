@@ -8,7 +8,7 @@
 | `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives and interventions (docs/guide/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 | `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
-| `AgentDriven` | `run`, `most_at_once`, `turns` | the player, in place of `step`: a program calls the policy itself |
+| `AgentDriven` | `run`, `most_at_once`, `turns`, `untrained` | the player: a program that calls the policy is run |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
 wrapper from `Environment`: only the four methods and `max_turns` have no default. `squelch/envs/base.py` (`TextEnv`) is
@@ -18,7 +18,7 @@ the base of Squelch's own environments; `squelch/envs/adapters/` contains wrappe
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -193,8 +193,23 @@ class AgentResult:
     """Where the environment rewards the group (`GroupRewarded`): the completion that it gets; else None."""
 
 
+@dataclass(frozen=True)
+class AgentCall:
+    """What is known of an agent's call before it is sampled. `model`: as the request names it; `headers`: values by
+    name, whatever its case; `offers_tools`: whether the request lists a tool."""
+
+    model: str
+    headers: Mapping[str, str]
+    offers_tools: bool
+
+
 class AgentFailed(RuntimeError):
-    """The trajectory fails, and the text says why."""
+    """The trajectory fails, and the text says why. `reward`: what it earns in place of a failure, unless something else
+    than the policy may be at fault; None: nothing."""
+
+    def __init__(self, text: str, reward: float | None = None) -> None:
+        self.reward = reward
+        super().__init__(text)
 
 
 class AgentInterrupted(RuntimeError):
@@ -211,6 +226,10 @@ class AgentDriven(Protocol):
     """The turns that the agent sees: of the model's own format, or of Squelch's, whose reasoning is opened for it."""
     most_at_once: int | None
     """Most trajectories that one environment actor runs at once; None: all of its tickets'."""
+
+    def untrained(self, call: AgentCall) -> str:
+        """The rule by which a call is answered but not trained on, in words; empty if it is trained on."""
+        return ""
 
     @abc.abstractmethod
     async def run(self, access: Access) -> AgentResult:

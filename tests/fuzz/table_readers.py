@@ -50,6 +50,7 @@ COLUMNS = (
     "split",
     "turns",
     "segments",
+    "untrained",
 )
 ODD = (
     pa.array([None, None, None]),
@@ -68,12 +69,15 @@ ODD = (
 
 def _archive_row(index: int) -> dict[str, Any]:
     turn = {"sample_start": 1, "sample_end": 3, "reasoning_start": 1, "reasoning_end": 2, "reward": 1.0}
+    aside = {"rule": "no tools", "token_ids": [1, 2], "sampled": [False, True], "log_probs": [0.0, -1.0]}
+    aside |= {"version_min": 0, "version_max": 0}
     turn |= {"format_penalty": 0.0, "format_valid": True, "hit_token_limit": False, "num_actions": 1}
     return {
         **{"group_id": f"000001-00{index // 2}", "trajectory": index % 2, "step": 1, "environment": "FrozenLake"},
         **{"split": "train", "task_seed": 1, "task_options": "{}", "task_key": "k", "token_ids": [1, 2, 3, 4]},
         **{"loss_mask": [False, True, True, False], "log_probs": [0.0, -0.5, -1.5, 0.0]},
         **{"episode_return": float(index), "segments": [{"start": 3, "cause": "x"}] if index else None},
+        **{"untrained": [aside] if index == 2 else None, "failure_rewarded": "exit code 1" if index else None},
         **{"turns": [turn | {"version_min": 0, "version_max": 0}], "format_penalty": 0.0, "success": True},
         **{"truncated": False, "bootstrap_last_state": False, "worker": "w", "version_spans": None, "pictures": None},
         **{"failure_cause": "step_timeout" if index == 3 else None, "decision": "kept", "score": 0.5},

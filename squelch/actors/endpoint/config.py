@@ -18,8 +18,8 @@ class EndpointConfig(Settings):
     """What a request gets that asks for other sampling than the run's (temperature, top_p, penalties, logit_bias, a
     response format): the run's sampling, told in the header `x-squelch-adjusted`, or an error."""
     max_calls: int = Field(256, ge=1)
-    """Most calls; a ticket's limit of turns lowers it. Further calls are refused, and the trajectory counts as
-    truncated."""
+    """Most calls; a ticket's limit of turns lowers it for those that are trained on. Further calls are refused, and the
+    trajectory counts as truncated."""
     max_tokens: int = Field(262_144, ge=1)
     """Most tokens, fed and sampled, of all segments together; what they reach is refused as further calls are."""
     max_bytes: int = Field(64 * 2**20, ge=1024)

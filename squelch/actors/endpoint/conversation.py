@@ -19,6 +19,8 @@ Invariants:
 - Where the model's template removes the reasoning of earlier turns (`model.keep_reasoning: template`), a segment ends
   where it does, and every new segment is fed what the template writes for the whole history: nothing is spliced.
 - Ids of calls are not part of what is rendered: calls are numbered there in their order.
+- Calls that are not trained on are a conversation of their own, with segments, numbers and seeds of its own, so that no
+  trained segment depends on them. The two know each other's replies alone, whose ids are never encoded again.
 
 | cause of a new segment | the request |
 |---|---|
@@ -127,12 +129,13 @@ class Placement:
 
 
 class Conversation:
-    """The segments of one trajectory, in order of their first calls."""
+    """The segments of one trajectory, in order of their first calls. `beside`: another conversation of the same
+    trajectory, whose replies it knows, and which knows its own."""
 
-    def __init__(self, one: Format) -> None:
+    def __init__(self, one: Format, beside: Conversation | None = None) -> None:
         self._format = one
         self.paths: list[Path] = []
-        self._known: dict[tuple[str, tuple[ToolUse, ...]], list[Replied]] = {}
+        self._known: dict[tuple[str, tuple[ToolUse, ...]], list[Replied]] = {} if beside is None else beside._known
 
     # --- where a request belongs ---
 

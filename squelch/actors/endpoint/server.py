@@ -37,7 +37,7 @@ import json
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
@@ -47,12 +47,13 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from squelch.actors.endpoint import chat_api, messages_api, responses_api
-from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, malformed
+from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, malformed, model_at
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.dialect import Dialect, Writer
 from squelch.actors.endpoint.models import model, models
 from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
+from squelch.envs.contract import AgentCall
 from squelch.kit.untrusted.files import Unreadable
 from squelch.kit.untrusted.text import parse_object
 
@@ -84,7 +85,7 @@ class _Http(web.Server):
     """The connections, at most so many. One too many ends the oldest that waits for a request, so that whoever holds
     connections keeps nobody out; if all are `busy` with one, it is ended itself. Refused requests go first."""
 
-    def __init__(self, handler: Any, most: int, timeout_s: float) -> None:
+    def __init__(self, handler: Any, most: int, timeout_s: float, on_surplus: Callable[[], None]) -> None:
         super().__init__(
             handler,
             keepalive_timeout=timeout_s,
@@ -96,7 +97,7 @@ class _Http(web.Server):
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_FIELDS,
         )
-        self._most = most
+        self._most, self._on_surplus = most, on_surplus
         self._open: OrderedDict[RequestHandler, asyncio.Transport] = OrderedDict()
         self.busy: set[RequestHandler] = set()
         """Connections with a request that is being answered."""
@@ -108,6 +109,7 @@ class _Http(web.Server):
         if len(self._open) > self._most:
             ended = next((one for one in self._open if one not in self.busy), handler)
             self._open.pop(ended).abort()
+            self._on_surplus()
 
     def spare(self, handler: RequestHandler) -> None:
         """Makes a connection, whose request is refused, the first to be ended."""
@@ -136,7 +138,8 @@ class Endpoint:
     async def start(self) -> None:
         """Listens on a free port. OSError if the address is none of this machine."""
         loop = asyncio.get_running_loop()
-        self._http = _Http(self._handle, self._config.max_connections, self._config.request_timeout_s)
+        most, timeout_s = self._config.max_connections, self._config.request_timeout_s
+        self._http = _Http(self._handle, most, timeout_s, self._blame_surplus)
         self._listening = await loop.create_server(self._http, self._config.host, 0, backlog=1024)
         self._base_url = _url(self._config.host, self._listening.sockets[0].getsockname()[1])
 
@@ -156,6 +159,7 @@ class Endpoint:
         most_tokens: int,
         most_calls: int | None = None,
         temperature: float = 1.0,
+        untrained: Callable[[AgentCall], str] = lambda call: "",
     ) -> Session:
         """A trajectory whose calls are answered from now on, until its `end`.
 
@@ -163,6 +167,7 @@ class Endpoint:
             most_tokens: most sampled tokens of one call; a request's own limit lowers it.
             most_calls: most calls, if fewer than `max_calls`.
             temperature: that of the run's sampling, which a request may name.
+            untrained: the rule by which a call is not trained on, in words; empty if it is.
         """
         token = secrets.token_urlsafe(32)
         session = Session(
@@ -177,6 +182,7 @@ class Endpoint:
             most_calls,
             temperature,
             self._forget,
+            untrained,
         )
         self._sessions[_digest(token)] = session
         return session
@@ -187,6 +193,11 @@ class Endpoint:
         self._ended[digest] = None
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
+
+    def _blame_surplus(self) -> None:
+        """Whose connection was ended is not known: its token had not come."""
+        for session in self._sessions.values():
+            session.blame("the endpoint had too many connections, and ended one")
 
     # --- one request ---
 
@@ -246,9 +257,11 @@ class Endpoint:
             except Unreadable as error:
                 raise malformed(str(error)) from error
             chat, writer = dialect.read(body, session.reading())
+            rule = session.untrained(AgentCall(model_at(body), request.headers, bool(chat.tools)))
             if counts and dialect.count is not None:
-                return await self._send(request, dialect.count(session.num_fed(chat)), 200, _told(chat))
-            answer = self._answer(request, session, chat, dialect.path.encode() + dialect.fields.key(body))
+                return await self._send(request, dialect.count(session.num_fed(chat, rule)), 200, _told(chat))
+            key = f"{dialect.path} {rule}".encode() + dialect.fields.key(body)
+            answer = self._answer(request, session, chat, key, rule)
             client = request.transport
             answer.clients |= {client} if client is not None else set()
             try:
@@ -258,12 +271,12 @@ class Endpoint:
         finally:
             session.in_progress -= 1
 
-    def _answer(self, request: web.BaseRequest, session: Session, chat: Request, key: bytes) -> Answer:
+    def _answer(self, request: web.BaseRequest, session: Session, chat: Request, key: bytes, rule: str) -> Answer:
         retries = request.headers.get("x-stainless-retry-count", "0")
         if (found := session.earlier(key, retries.isdecimal() and int(retries[:9]) > 0)) is not None:
             session.counts["retries"] += 1
             return found
-        return session.answer(chat, key, self._countable)
+        return session.answer(chat, key, self._countable, rule)
 
     def _countable(self, name: str) -> str:
         """The name under which an unknown field is counted."""
@@ -325,6 +338,8 @@ class Endpoint:
         else:
             response, last = opened, writer.rest(reply)
         sent = await self._write(request, response, last, ends=True)
+        if sent:
+            session.sent(answer)
         comes_again = writer.is_stream and dialect.repeats_cut and reply.finish == "length"
         answer.delivered = answer.delivered or (sent and not comes_again)
         return response
@@ -401,7 +416,7 @@ def _refusal(error: Exception, session: Session | None) -> Refused:
     """What the client is told of an error, which its trajectory takes."""
     if isinstance(error, Refused):
         if session is not None:
-            session.counts["refused"] += 1
+            session.refused(error)
         return error
     log.error("an agent's request could not be answered", exc_info=error)
     if session is not None:

@@ -12,8 +12,14 @@ Invariants:
   further request of that history begins a segment beside it (`actors.endpoint.conversation`).
 - A client that disconnects stops no sampling: the policy said what it said, and the trajectory is judged by what became
   of it.
+- A call that is not trained on (`envs.contract.AgentDriven.untrained`) is answered as any other, from a conversation
+  of its own. Nothing of the trained segments depends on it, neither ids, seeds, causes nor the limit of turns, but
+  for its reply, where a client puts that into their history.
 - The first call that cannot be sampled fails the trajectory, whatever its agent says: all later calls are refused.
 - Nothing is sampled after `end`.
+- Whatever may end an agent through no fault of the policy is kept as the `fault`: each refusal for the run's bounds or
+  its load; a request or an answer that did not arrive whole; a refusal of any kind after which no answer came; a
+  connection that the server had to end.
 
 | waits | for | unblocked by | bound |
 |---|---|---|---|
@@ -54,13 +60,17 @@ from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
 from squelch.actors.play.generation import GenerationFailed
-from squelch.actors.play.transcript import Transcript
+from squelch.actors.play.transcript import Transcript, untrained_of
 from squelch.actors.rollout.stop_strings import behind_reasoning
+from squelch.envs.contract import AgentCall
 from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Untrained
 
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16
 """Requests of a trajectory, refused ones too, for each call that it may make."""
+_WRONG, _NOT_WRONG = frozenset({400, 401, 404, 405, 415}), frozenset({"context_length_exceeded", "incomplete_request"})
+"""Status codes of requests that are wrong themselves, and the codes among them that say something else."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +97,10 @@ a segment was begun before; number of the call in the segment, from 0)."""
 @dataclass(frozen=True)
 class Recorded:
     """A trajectory's tokens. `causes`: why each segment was begun, that of the first empty; `calls`: (segment, turn in
-    it) of each call that sampled, in order of arrival; `truncated`: whether a bound refused a call; `failure`: why
-    sampling failed; `text`: the content of the answer to the last of the calls; `counts`: of calls, of refused ones and
-    of fields of requests, by name (`actors.endpoint.metrics`)."""
+    it) of each trained call that sampled, in order of arrival; `truncated`: whether a bound refused a call; `failure`:
+    why sampling failed; `text`: the content of the answer to the last of the calls; `counts`: of calls, of refused ones
+    and of fields of requests, by name (`actors.endpoint.metrics`); `untrained`: the calls that are not trained on;
+    `fault`: what else than the policy may have ended the agent, in words, empty if nothing."""
 
     segments: tuple[Transcript, ...]
     causes: tuple[str, ...]
@@ -98,14 +109,18 @@ class Recorded:
     failure: Failure | None
     text: str
     counts: tuple[tuple[str, int], ...] = ()
+    untrained: tuple[Untrained, ...] = ()
+    fault: str = ""
 
 
 @dataclass
 class Answer:
-    """An answer to come. `delivered`: whether a client got it; `clients`: the connections that wait for it."""
+    """An answer to come. `sent`: whether a client took all of it; `delivered`: whether none will ask for it again;
+    `clients`: the connections that wait for it."""
 
     begun: Begun
     task: asyncio.Task[Reply]
+    sent: bool = False
     delivered: bool = False
     clients: set[asyncio.BaseTransport] = field(default_factory=set)
 
@@ -117,7 +132,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Turn:
-    """A sampled call: its segment, and its turn there."""
+    """A sampled call that is trained on: its segment, and its turn there."""
 
     number: int
     path: Path
@@ -154,19 +169,25 @@ class Session:
     """That of the run's sampling."""
     on_end: Callable[[Session], None] = lambda session: None
     """Called when the session ends."""
+    untrained: Callable[[AgentCall], str] = lambda call: ""
+    """The rule by which a call is not trained on, in words; empty if it is."""
     is_open: bool = field(default=True, init=False)
     in_progress: int = field(default=0, init=False)
     """Requests that are being answered."""
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
-        self._conversation = Conversation(self.one)
+        self._trained = Conversation(self.one)
+        self._untrained = Conversation(self.one, self._trained)
+        self._rules: dict[int, str] = {}
         self._answers: dict[bytes, list[Answer]] = {}
         self._turns: list[_Turn] = []
         self._replied: dict[str, _Replied] = {}
-        self._num_requests = self._num_calls = self._num_bytes = self._num_reserved = 0
+        self._num_requests = self._num_calls = self._num_trained = self._num_bytes = self._num_reserved = 0
         self._truncated = False
         self._failure: Failure | None = None
+        self._fault = ""
+        self._refused_last: Refused | None = None
 
     # --- requests ---
 
@@ -196,24 +217,29 @@ class Session:
         lost = [one for one in found if one.is_lost]
         return lost[-1] if lost else found[-1] if found and is_retry else None
 
-    def answer(self, request: Request, key: bytes, countable: Callable[[str], str]) -> Answer:
-        """Begins to sample a request. `countable`: the name under which an unknown field is counted. Raises Refused if
-        it gets no completion."""
-        self._require_room()
-        placed = self._placed(request)
+    def answer(self, request: Request, key: bytes, countable: Callable[[str], str], rule: str = "") -> Answer:
+        """Begins to sample a request. `countable`: the name under which an unknown field is counted; `rule`: by which
+        it is not trained on, if any. Raises Refused if it gets no completion."""
+        self._require_room(rule)
+        placed = self._placed(request, rule)
         limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
         self._require_fitting(placed, limit)
-        path = self._conversation.begin(placed)
-        digest = path.digest if path.number else ""
+        path = self._conversation(rule).begin(placed)
+        if rule:
+            self._rules.setdefault(path.number, rule)
+            digest = f"untrained {path.digest}"
+        else:
+            digest = path.digest if path.number else ""
         seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
         inside = self.one.begins_inside(placed.prompt) if request.stop else None
         call = Call(self._num_calls, placed.prompt, limit, seed, request.stop, inside)
         self._num_calls += 1
-        self.counts.update(["calls", *(f"adjusted/{name}" for name in request.adjusted)])
+        self._num_trained += not rule
+        self.counts.update(["untrained" if rule else "calls", *(f"adjusted/{name}" for name in request.adjusted)])
         self.counts.update(f"unknown/{countable(name)}" for name in request.unknown)
         self._num_reserved += len(placed.prompt) - placed.num_kept + limit
         begun = Begun(f"{seed:016x}", len(placed.prompt))
-        answer = Answer(begun, asyncio.create_task(self._sampled(call, placed, path)))
+        answer = Answer(begun, asyncio.create_task(self._sampled(call, placed, path, rule)))
         answer.task.add_done_callback(self._settle)
         self._answers.setdefault(key, []).append(answer)
         return answer
@@ -229,10 +255,10 @@ class Session:
             int(time.time()),
         )
 
-    def num_fed(self, request: Request) -> int:
+    def num_fed(self, request: Request, rule: str = "") -> int:
         """Number of tokens that the request would be sampled from. Raises Refused as `answer`."""
         self.require_open()
-        return len(self._placed(request).prompt)
+        return len(self._placed(request, rule).prompt)
 
     def _recall(self, reply_id: str) -> Earlier | None:
         if (found := self._replied.get(reply_id)) is None:
@@ -240,9 +266,12 @@ class Session:
         # the segment has gone on since, but still begins with these
         return Earlier(tuple(found.path.messages[found.start : found.end]), found.said)
 
-    def _placed(self, request: Request) -> Placement:
+    def _conversation(self, rule: str) -> Conversation:
+        return self._untrained if rule else self._trained
+
+    def _placed(self, request: Request, rule: str) -> Placement:
         try:
-            return self._conversation.place(request)
+            return self._conversation(rule).place(request)
         except ValueError as error:
             what = "tools" if isinstance(error, ToolsRefused) else "messages"
             raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
@@ -256,13 +285,14 @@ class Session:
     def _most_calls(self) -> int:
         return min(self.config.max_calls, self.most_calls or self.config.max_calls)
 
-    def _require_room(self) -> None:
+    def _require_room(self, rule: str) -> None:
         self.require_open()
         if self._failure is not None:
             raise self._unavailable()
-        if self._num_calls >= self._most_calls:
+        if self._num_calls >= self.config.max_calls or (not rule and self._num_trained >= self._most_calls):
             self._truncated = True
-            raise Refused(429, "too_many_calls", f"the trajectory has made its {self._most_calls} calls; end it")
+            made = self._num_calls if rule else self._num_trained
+            raise Refused(429, "too_many_calls", f"the trajectory has made its {made} calls; end it")
 
     def _require_fitting(self, placed: Placement, limit: int) -> None:
         needed = len(placed.prompt) + limit
@@ -286,7 +316,7 @@ class Session:
 
     # --- sampling ---
 
-    async def _sampled(self, call: Call, placed: Placement, path: Path) -> Reply:
+    async def _sampled(self, call: Call, placed: Placement, path: Path, rule: str) -> Reply:
         try:
             completion = await self.sample(call)
         except (GenerationFailed, TimeoutError) as error:
@@ -298,26 +328,27 @@ class Session:
             path.busy = False
         unused = call.max_tokens - len(completion.token_ids)
         self._num_reserved -= unused
-        return self._record(call, placed, path, completion)
+        return self._record(call, placed, path, completion, rule)
 
     def _unavailable(self) -> Refused:
         return Refused(
             503, "sampling_failed", f"the policy cannot be sampled ({self._failure}), so the trajectory has failed"
         )
 
-    def _record(self, call: Call, placed: Placement, path: Path, completion: Completion) -> Reply:
+    def _record(self, call: Call, placed: Placement, path: Path, completion: Completion, rule: str) -> Reply:
         """Appends a completion to its segment; returns what its client sees."""
         request = placed.request
         parsed = self.one.parse(completion.token_ids, placed.prompt, request.tools)
         reply = self._reply(call, request, completion, parsed if request.may_call else _without_calls(parsed))
         said = Message("assistant", reply.content, reply.calls, reply.reasoning)
-        self._conversation.answered(placed, path, completion, said, reply.stop)
+        self._conversation(rule).answered(placed, path, completion, said, reply.stop)
         self._replied[reply.id] = _Replied(path, request.num_instructions, len(request.messages), said)
         well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
         path.transcript.add_turn(
             completion, self.one.reasoning_of(completion.token_ids, parsed), well_formed, max(1, len(reply.calls))
         )
-        self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
+        if not rule:
+            self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
         return reply
 
     def _reply(self, call: Call, request: Request, completion: Completion, parsed: Parsed) -> Reply:
@@ -350,6 +381,21 @@ class Session:
             tuple(zip(spelled, completion.log_probs.tolist(), strict=False)),
         )
 
+    def sent(self, answer: Answer) -> None:
+        """Notes that a client took all of an answer."""
+        answer.sent, self._refused_last = True, None
+
+    def refused(self, refused: Refused) -> None:
+        """Notes what a request got in place of an answer."""
+        self.counts["refused"] += 1
+        self._refused_last = refused
+        if refused.status not in _WRONG or refused.code in _NOT_WRONG:
+            self.blame(f"a request was refused ({refused.code})")
+
+    def blame(self, fault: str) -> None:
+        """Notes what may end the agent through no fault of the policy; the first counts."""
+        self._fault = self._fault or fault
+
     def fail(self, error: BaseException) -> None:
         """Fails the trajectory for an error that is no fault of its agent."""
         self._failure = self._failure or Failure(FailureCause.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}")
@@ -367,14 +413,19 @@ class Session:
         if self.is_open:
             self.is_open = False
             self.on_end(self)
-        tasks = [one.task for answers in self._answers.values() for one in answers if not one.task.done()]
+        answers = [one for found in self._answers.values() for one in found]
+        if not all(one.sent for one in answers):
+            self.blame("the client was gone before it had the answer to a call")
+        if self._refused_last is not None:
+            self.blame(f"the last request was refused ({self._refused_last.code})")
+        tasks = [one.task for one in answers if not one.task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return self._recorded()
 
     def _recorded(self) -> Recorded:
-        paths = [path for path in self._conversation.paths if path.transcript.turns]
+        paths = [path for path in self._trained.paths if path.transcript.turns]
         place = {path.number: index for index, path in enumerate(paths)}
         turns = sorted(self._turns, key=lambda turn: turn.number)
         return Recorded(
@@ -385,6 +436,12 @@ class Session:
             self._failure,
             turns[-1].content if turns else "",
             tuple(sorted(self.counts.items())),
+            tuple(
+                untrained_of(path.transcript, self._rules[path.number])
+                for path in self._untrained.paths
+                if path.transcript.turns
+            ),
+            self._fault if self._failure is None else str(self._failure),
         )
 
 

@@ -12,6 +12,10 @@ at its end what each call, or the whole, has earned. It depends on neither Ray n
 Invariants:
 
 - A trajectory that fails keeps its segments. Failed sampling comes before whatever the agent makes of it.
+- Who decides: the environment knows how the agent ended, and what the user wants that to earn; the session knows
+  whether something else than the policy may have ended it. The reward counts only if nothing else may, and a trained
+  call can take it; then the trajectory is no failure, and its row says how the agent ended.
+- Calls that are not trained on earn nothing, and no reward is counted for them.
 - A trajectory is interrupted, and begins again without its calls, at most `MOST_BEGINS` - 1 times.
 """
 
@@ -70,10 +74,13 @@ class AgentEpisodes:
         async with self._slot(env, key):
             started = time.monotonic()
             try:
-                result, recorded = await self._run(ticket, index, attempt, env, bounds)
+                result, recorded, rewarded = await self._run(ticket, index, attempt, env, bounds)
             finally:
                 attempt.seconds_environment += max(0.0, time.monotonic() - started - attempt.seconds_generation)
         attempt.success, attempt.truncated = result.success, recorded.truncated
+        if rewarded:
+            attempt.failure_rewarded = rewarded
+            attempt.endpoint_counts["failures_rewarded"] += 1
         attempt.group_rewarded, attempt.last_text = result.answer is not None, result.answer or ""
         _pay(recorded, result)
         noise = noise_seed(ticket, index, shared=False)
@@ -87,41 +94,45 @@ class AgentEpisodes:
 
     async def _run(
         self, ticket: Ticket, index: int, attempt: Attempt, env: AgentDriven, bounds: Bounds
-    ) -> tuple[AgentResult, Recorded]:
+    ) -> tuple[AgentResult, Recorded, str]:
+        """(the result, the tokens, how the agent failed if that is rewarded)."""
         endpoint, failure = await self._endpoint(env, ticket), ""
         most = min((n for n in (ticket.most_turns, bounds.most_calls) if n is not None), default=None)
         for _ in range(MOST_BEGINS):
             turns = _Sampling(self, ticket, index, attempt)
-            session = endpoint.open(turns.sample, turns.seed, bounds.most_tokens, most, ticket.temperature)
+            session = endpoint.open(
+                turns.sample, turns.seed, bounds.most_tokens, most, ticket.temperature, env.untrained
+            )
             try:
-                result, failure = await self._result(env, Access(session.base_url, session.token))
+                found = await self._result(env, Access(session.base_url, session.token))
             except AgentInterrupted as error:
                 failure = str(error)
                 continue
             finally:
                 recorded = await session.end()
             attempt.record(recorded.segments, recorded.causes)
+            attempt.untrained = recorded.untrained
             attempt.endpoint_counts.update(dict(recorded.counts))
-            return _ended(result, recorded, failure), recorded
+            result, rewarded = _ended(found, recorded)
+            return result, recorded, rewarded
         raise AttemptFailed(FailureCause.AGENT_ERROR, f"the agent was interrupted {MOST_BEGINS} times: {failure}")
 
-    async def _result(self, env: AgentDriven, access: Access) -> tuple[AgentResult | None, str]:
-        """(what the agent reports, why there is nothing)."""
+    async def _result(self, env: AgentDriven, access: Access) -> AgentResult | AgentFailed:
+        """What the agent reports, or why there is nothing."""
         bound = asyncio.timeout(self.config.episode_timeout_s)
         try:
             async with bound:
-                return await env.run(access), ""
+                return await env.run(access)
         except (AgentInterrupted, asyncio.CancelledError):
             raise
         except AgentFailed as error:
-            return None, str(error)
+            return error
         except Exception as error:  # an environment of somebody's own may raise anything
             if bound.expired():
-                return (
-                    None,
-                    f"the agent still ran after environment_actor.episode_timeout_s={self.config.episode_timeout_s:g}",
+                return AgentFailed(
+                    f"the agent still ran after environment_actor.episode_timeout_s={self.config.episode_timeout_s:g}"
                 )
-            return None, f"the agent's run raised {type(error).__name__}: {error}"
+            return AgentFailed(f"the agent's run raised {type(error).__name__}: {error}")
 
     @asynccontextmanager
     async def _slot(self, env: AgentDriven, key: tuple[str, ...]) -> AsyncIterator[None]:
@@ -178,23 +189,31 @@ class _Sampling:
         return derive_seed("sample", self.ticket.seed, self.ticket.ticket_id, self.index, prompt, occurrence, call)
 
 
-def _ended(result: AgentResult | None, recorded: Recorded, failure: str) -> AgentResult:
-    """The agent's result. Raises AttemptFailed if there is none that counts."""
+def _ended(found: AgentResult | AgentFailed, recorded: Recorded) -> tuple[AgentResult, str]:
+    """(the agent's result, how it failed if that is rewarded). Raises AttemptFailed if there is none that counts."""
     if recorded.failure is not None:
         raise AttemptFailed(recorded.failure.cause, recorded.failure.detail)
-    if not failure and not recorded.calls:
-        failure = "the agent ended without a call that was answered"
-    if failure or result is None:
-        refused = " (a call was refused before: a bound, or the context)" if recorded.truncated else ""
-        raise AttemptFailed(FailureCause.AGENT_ERROR, f"{failure}{refused}")
-    for name, values in (("rewards", result.rewards), ("penalties", result.penalties)):
+    if not recorded.calls and isinstance(found, AgentResult):
+        counted = " and is trained on" if recorded.untrained else ""
+        found = AgentFailed(f"the agent ended without a call that was answered{counted}")
+    if isinstance(found, AgentFailed):
+        fault = recorded.fault or ("" if recorded.calls else "no call that is trained on was answered")
+        if found.reward is not None and not fault:
+            return AgentResult(False, found.reward), str(found)
+        if found.reward is not None:
+            why = f" (failure_reward does not count: {fault})"
+        else:
+            why = " (a call was refused before: a bound, or the context)" if recorded.truncated else ""
+        raise AttemptFailed(FailureCause.AGENT_ERROR, f"{found}{why}")
+    for name, values in (("rewards", found.rewards), ("penalties", found.penalties)):
         if values is not None and len(values) != len(recorded.calls):
+            trained = " and are trained on" if recorded.untrained else ""
             raise AttemptFailed(
                 FailureCause.AGENT_ERROR,
-                f"the agent reported {len(values)} {name}, and {len(recorded.calls)} of its calls were answered; one "
-                "for each is needed",
+                f"the agent reported {len(values)} {name}, and {len(recorded.calls)} of its calls were "
+                f"answered{trained}; one for each is needed",
             )
-    return result
+    return found, ""
 
 
 def _pay(recorded: Recorded, result: AgentResult) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from squelch.actors.play.transcript import Transcript, joined
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.failures import Failure, FailureCause
-from squelch.kit.records.records import Trajectory
+from squelch.kit.records.records import Trajectory, Untrained
 
 
 class AttemptFailed(Exception):
@@ -40,6 +40,10 @@ class Attempt:
     bootstrap_last_state: bool = False
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
+    untrained: tuple[Untrained, ...] = ()
+    """An agent's calls that are not trained on."""
+    failure_rewarded: str | None = None
+    """How the agent failed, where that is rewarded."""
     endpoint_counts: Counter[str] = field(default_factory=Counter)
     """Of an agent's calls (`actors.endpoint.metrics`)."""
 
@@ -86,5 +90,7 @@ class Attempt:
             bootstrap_last_state=ended and self.bootstrap_last_state,
             version_spans=whole.version_spans,
             segments=whole.segments,
+            untrained=self.untrained,
+            failure_rewarded=self.failure_rewarded if ended else None,
             pictures=whole.pictures,
         )

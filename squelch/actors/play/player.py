@@ -39,6 +39,7 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
+from squelch.actors.play.first_prompts import difference
 from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
 from squelch.actors.play.hard_negatives import clusters_of
 from squelch.actors.play.seeds import noise_seed, request_seed
@@ -120,6 +121,7 @@ class EnvironmentPlayer:
             seconds_environment=sum(one.seconds_environment for one in attempts) / len(attempts),
             seconds_generation=sum(one.seconds_generation for one in attempts) / len(attempts),
             endpoint_counts=tuple(sorted(sum((one.endpoint_counts for one in attempts), Counter()).items())),
+            prompts_differ=self._prompts_differ(attempts),
         )
 
     async def clusters(self, tickets: Sequence[Ticket]) -> dict[str, Cluster]:
@@ -257,6 +259,11 @@ class EnvironmentPlayer:
         return outcome
 
     # --- a group ---
+
+    def _prompts_differ(self, attempts: Sequence[Attempt]) -> str | None:
+        """As of the group. Only agents have counts of the endpoint."""
+        prompts = [one.segments[0].parts[0] for one in attempts if one.endpoint_counts and one.num_turns]
+        return difference(prompts, self._codec.text) if len(prompts) > 1 else None
 
     async def _reward_group(self, ticket: Ticket, ended: list[Attempt]) -> None:
         """Adds the rewards that the environment gives the group. `ended`: its trajectories without a failure."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from squelch.actors.messages import Completion
 from squelch.kit.records.content import Picture, PlacedPictures, moved
-from squelch.kit.records.records import Segment, Turn, VersionSpan
+from squelch.kit.records.records import Segment, Turn, Untrained, VersionSpan
 
 VersionSpans = tuple[VersionSpan, ...] | None
 """Runs of sampled tokens by version, in order; None if they are not known."""
@@ -135,6 +135,14 @@ def joined(segments: Sequence[Transcript], causes: Sequence[str]) -> Joined:
             for position, picture in segment.pictures
         ),
     )
+
+
+def untrained_of(segment: Transcript, rule: str) -> Untrained:
+    """A conversation that is not trained on, of at least one turn. `rule`: why not."""
+    one = joined([segment], [""])
+    versions = [(turn.version_min, turn.version_max) for turn in one.turns]
+    oldest, newest = min(first for first, _ in versions), max(last for _, last in versions)
+    return Untrained(rule, one.token_ids, one.loss_mask, one.log_probs, oldest, newest)
 
 
 def _moved(turn: Turn, by: int) -> Turn:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from squelch.envs.agent.ending import AgentEnded
 from squelch.envs.agent.environment_variables import hidden, of_python, shared
 from squelch.envs.agent.host import BLOCKED, HEAD, MAX_FRAME
 from squelch.envs.agent.kept import Kept
@@ -207,7 +208,7 @@ class Host:
             played.value.set_result(frame["value"])
         else:
             text = f"the agent's function raised {frame.get('error', 'CancelledError')}"
-            played.value.set_exception(AgentFailed(hidden(text, played.access)))
+            played.value.set_exception(AgentEnded(hidden(text, played.access), frame.get("kinds", ())))
 
     def _lose(self, how: str) -> None:
         """Tells every trajectory that the process has ended. `how`: in words."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from squelch.envs.agent.ending import AgentEnded
 from squelch.envs.agent.environment_variables import hidden, of_trajectory, shared
 from squelch.envs.agent.kept import Kept
 from squelch.envs.contract import Access, AgentFailed
@@ -55,7 +56,8 @@ async def run_command(
         finally:
             await kept.close()
         if how:
-            raise AgentFailed(hidden(f"the agent's command {how}{kept.last_output()}", access))
+            text = hidden(f"the agent's command {how}{kept.last_output()}", access)
+            raise AgentFailed(text) if kept.exit_code is None else AgentEnded(text, (str(kept.exit_code),))
         try:
             return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
         except Unreadable as error:

@@ -5,13 +5,14 @@
     environment.options.call=agent.py:play                    # or an async function, many in one process
 
 A task is a row of `data`, as JSON, or without data its seed alone. The program reports rewards itself, or an answer
-that `reward` functions reward. Whatever it does instead, fails its own trajectory with a cause (`result.py`).
+that `reward` functions reward. Whatever it does instead, fails its own trajectory with a cause (`result.py`), or earns
+what `failure_reward` gives that ending (`ending.py`). Its calls are trained on but for those of `untrained`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
@@ -20,9 +21,12 @@ from pydantic import Field, field_validator, model_validator
 
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
+from squelch.envs.agent.ending import AgentEnded, check_names
 from squelch.envs.agent.result import read_result
+from squelch.envs.agent.untrained import CallRule
 from squelch.envs.contract import (
     Access,
+    AgentCall,
     AgentDriven,
     AgentInterrupted,
     AgentResult,
@@ -61,6 +65,13 @@ class AgentOptions(Settings):
     """Reward functions of the agent's answers, as of the environment Prompts; unset: the agent reports rewards."""
     success_at: float = 1.0
     """A trajectory counts as a success from this reward on, unless the agent says; it only affects what is reported."""
+    failure_reward: dict[str, float] = Field(default_factory=dict)
+    """Rewards of trajectories whose agent fails through the policy's fault: by exit code of `command`, or by class of
+    the exception of `call`. Any other ending without a result fails the trajectory, and so do these if the endpoint
+    left a call of it without an answer (docs/reference/endpoint.md)."""
+    untrained: tuple[CallRule, ...] = ()
+    """Calls that are answered but not trained on: those for which one of the rules holds. A rule has patterns of the
+    `model` and of `headers` by name, in which `*` stands for any text, and `no_tools`; all that it has must hold."""
     turns: Literal["model", "squelch"] = "model"
     """`model`: calls are answered in the model's own format. `squelch`: in Squelch's turns, `<think>` opened for the
     policy and the whole text as the content, for agents that read these."""
@@ -80,12 +91,22 @@ class AgentOptions(Settings):
             raise ValueError("give the program and its arguments as a list, e.g. [python, agent.py]")
         return given
 
+    @field_validator("failure_reward", mode="before")
+    @classmethod
+    def _names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if len({type(name) for name in given}) > 1:
+            raise ValueError("write all exit codes alike, as 7 or as '7'")
+        return {str(name): reward for name, reward in given.items()}
+
     @model_validator(mode="after")
     def _one_program(self) -> AgentOptions:
         if bool(self.command) == bool(self.call):
             raise ValueError("set either command or call")
         if self.python and not self.call:
             raise ValueError("python is the interpreter of call; a command names its own")
+        check_names(self.failure_reward, bool(self.command))
         if self.reward is not None and self.data is None:
             raise ValueError(
                 "reward needs data, whose columns the reward functions get; or let the agent report rewards"
@@ -154,11 +175,18 @@ class Agent(Environment, AgentDriven, GroupRewarded):
     async def run(self, access: Access) -> AgentResult:
         """Plays the task with the program."""
         given = self.options
-        if given.command:
-            found: Any = await run_command(given.command, self._task, access, given.memory_gib)
-        else:
-            found = await self._called(access)
+        try:
+            if given.command:
+                found: Any = await run_command(given.command, self._task, access, given.memory_gib)
+            else:
+                found = await self._called(access)
+        except AgentEnded as error:
+            raise error.earning(given.failure_reward) from error
         return read_result(found, given.reward is not None, given.success_at)
+
+    def untrained(self, call: AgentCall) -> str:
+        """The first of the rules that holds for the call, in words."""
+        return next((str(rule) for rule in self.options.untrained if rule.holds(call)), "")
 
     def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
         """As `Prompts.group_rewards`, of the agents' answers."""

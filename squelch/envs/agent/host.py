@@ -9,8 +9,8 @@ Both directions carry frames: 4 bytes of length, then JSON. The first frame to t
 
 | to the process | from it |
 |---|---|
-| `{"id", "task", "base_url", "token"}` | `{"id", "value"}`, `{"id", "error"}`, or, once cancelled, `{"id", "ended"}` |
-| `{"cancel": id}` | |
+| `{"id", "task", "base_url", "token"}` | `{"id", "value"}`, or `{"id", "error", "kinds"}` (its classes) |
+| `{"cancel": id}` | `{"id", "ended"}` |
 
 Invariants: the import runs for at most `START_S`. If the event loop stands still for `BLOCKED_S`, a thread writes one
 line with the trajectory that blocks it and the place to standard error, and ends the process; where the interpreter's
@@ -41,6 +41,7 @@ MAX_FRAME = 2**24
 START_S, GRACE_S, BEAT_S = 60.0, 5.0, 0.2
 POOLS: "dict[str, Any]" = {}
 """The connections of all trajectories, by package: opening a pool costs more than a call."""
+MOST_KINDS = 32
 BLOCKED = "squelch-agent-blocked "
 """Begins the line of the thread that watches."""
 
@@ -99,7 +100,7 @@ class Host:
         except asyncio.CancelledError:
             frame = framed({"id": number, "ended": True})
         except BaseException as error:  # of foreign code; SystemExit would end the process
-            frame = framed({"id": number, "error": error_text(error)})
+            frame = framed({"id": number, "error": error_text(error), "kinds": kinds(error)})
         self._writer.write(frame)
 
 
@@ -158,9 +159,20 @@ def error_text(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"[:2000]
     except Exception:  # an error that cannot say its own text
         text = type(error).__name__
-    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is in no frame
+    text = plain(text)
     where = place(list(traceback.extract_tb(error.__traceback__)))
     return f"{text} ({where})" if where else text
+
+
+def kinds(error: BaseException) -> "list[str]":
+    """The names of its classes, the most special first, each with its module and without."""
+    found = type(error).__mro__[:MOST_KINDS]
+    return [plain(name) for one in found for name in (f"{one.__module__}.{one.__qualname__}", one.__name__)]
+
+
+def plain(text: str) -> str:
+    """The text without lone surrogates, which no frame holds."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def framed(message: "dict[str, Any]") -> bytes:

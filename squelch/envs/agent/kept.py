@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from squelch.kit.untrusted.files import shortened
 
@@ -94,6 +94,8 @@ class Kept:
                 start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
             )
         assert self._process.stdout is not None and self._process.stderr is not None
+        self.exit_code: int | None = None
+        """Of a command that ended by itself."""
         self.output, self.errors = Tail(self._process.stdout, most_output), Tail(self._process.stderr, ERROR_BYTES)
         self._waiting = asyncio.create_task(self._wait())
 
@@ -126,7 +128,9 @@ class Kept:
         finally:
             self._control.close()  # which ends the keeper, also if nobody waits for that any more
         await asyncio.gather(*(tail.close(1.0) for tail in (self.output, self.errors)))
-        return _in_words(report)
+        found = json.loads(report) if report else {}
+        self.exit_code = found.get("code")
+        return _in_words(found)
 
     def last_output(self) -> str:
         """What it last wrote to standard error, or else to standard output, in one line; empty if nothing."""
@@ -138,11 +142,10 @@ class Kept:
         return ""
 
 
-def _in_words(report: bytes) -> str:
+def _in_words(found: Mapping[str, Any]) -> str:
     """How a command ended, of the keeper's report."""
-    if not report:
+    if not found:
         return "was ended from outside"
-    found = json.loads(report)
     if error := found.get("error"):
         return f"could not be started: {error}"
     if "signal" in found:

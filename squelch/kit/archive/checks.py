@@ -1,8 +1,8 @@
 """Checks of tables that were read from files: types are right by then, values may still be wrong.
 
-Refused are nulls where the schema has none, also inside lists; lists of one row that differ in length; positions of
-turns outside of the row's tokens or in two segments; and segments that begin with a sampled token. Each would otherwise
-show as an error, or a wrong metric, far from the file.
+Refused are nulls where the schema has none, also inside lists; lists of the same tokens that differ in length;
+positions of turns outside of the row's tokens or in two segments; and segments that begin with a sampled token. Each
+would otherwise show as an error, or a wrong metric, far from the file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.kit.archive.schema import DECISION, INDEX, PICTURE, SEGMENT, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.kit.archive.schema import (
+    DECISION,
+    INDEX,
+    PICTURE,
+    SEGMENT,
+    TRAJECTORY,
+    TURN,
+    UNTRAINED,
+    VERSION_SPAN,
+    Column,
+)
 from squelch.kit.untrusted.files import Unreadable
 
 _OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
 _OF_TRAJECTORIES = ("returns", "successes", "lengths", "num_turns")
 """Lists of the index with one value for each trajectory."""
-_INSIDE = {"turns": TURN, "version_spans": VERSION_SPAN, "pictures": PICTURE, "segments": SEGMENT}
+_INSIDE = {
+    "turns": TURN,
+    "version_spans": VERSION_SPAN,
+    "pictures": PICTURE,
+    "segments": SEGMENT,
+    "untrained": UNTRAINED,
+}
 _HOLES = frozenset({"returns", "successes"})
 """Lists of the index with a null for each failed trajectory."""
 _POSITIONS = ("sample_start", "reasoning_start", "reasoning_end", "sample_end")
@@ -39,6 +55,8 @@ def check_rows(table: pa.Table, where: str) -> None:
             )
     if lengths and "turns" in table.column_names:
         _check_turns(table["turns"].combine_chunks(), lengths[first].to_numpy(), where)
+    if "untrained" in table.column_names:
+        _check_untrained(table["untrained"].combine_chunks().flatten(), where)
     if lengths and "segments" in table.column_names:
         _check_segments(table, lengths[first].to_numpy(), where)
 
@@ -87,6 +105,12 @@ def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> Non
     edges = [np.zeros_like(limits), *(parts.field(name).to_numpy() for name in _POSITIONS), limits]
     if any((before > after).any() for before, after in itertools.pairwise(edges)):
         raise Unreadable(f"{where}: a turn's positions must satisfy 0 <= {' <= '.join(_POSITIONS)} <= number of tokens")
+
+
+def _check_untrained(found: pa.StructArray, where: str) -> None:
+    lists = [found.field(column.name) for column in UNTRAINED if pa.types.is_list(column.type)]
+    if any(one.flatten().null_count or not one.value_lengths().equals(lists[0].value_lengths()) for one in lists):
+        raise Unreadable(f"{where}: the lists of an entry of `untrained` differ in length, or hold nulls")
 
 
 def _check_segments(table: pa.Table, num_tokens: np.ndarray, where: str) -> None:

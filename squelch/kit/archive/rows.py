@@ -13,7 +13,7 @@ import pyarrow as pa
 from squelch.kit.archive.schema import TRAJECTORY_SCHEMA
 from squelch.kit.records.content import Picture, content_key
 from squelch.kit.records.failures import failure_of
-from squelch.kit.records.records import Group, Segment, Trajectory, Turn, VersionSpan
+from squelch.kit.records.records import Group, Segment, Trajectory, Turn, Untrained, VersionSpan
 from squelch.kit.untrusted.secrets import masked, masked_settings
 
 
@@ -63,6 +63,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "version_spans": None if t.version_spans is None else [vars(span) for span in t.version_spans],
         "pictures": [vars(picture) for picture in t.pictures] or None,
         "segments": [vars(segment) for segment in t.segments] or None,
+        "untrained": [vars(one) for one in t.untrained] or None,
         "episode_return": t.episode_return,
         "format_penalty": t.format_penalty,
         "success": t.success,
@@ -70,6 +71,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "bootstrap_last_state": t.bootstrap_last_state,
         "failure_cause": None if t.failure is None else t.failure.cause.value,
         "failure_detail": None if t.failure is None else masked(t.failure.detail),
+        "failure_rewarded": None if t.failure_rewarded is None else masked(t.failure_rewarded),
         "worker": t.worker,
     }
 
@@ -106,4 +108,17 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
         pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
         segments=tuple(Segment(**segment) for segment in row["segments"] or ()),
+        untrained=tuple(_untrained(one) for one in row["untrained"] or ()),
+        failure_rewarded=row["failure_rewarded"],
+    )
+
+
+def _untrained(row: dict[str, Any]) -> Untrained:
+    return Untrained(
+        row["rule"],
+        np.array(row["token_ids"], np.int32),
+        np.array(row["sampled"], np.bool_),
+        np.array(row["log_probs"], np.float32),
+        row["version_min"],
+        row["version_max"],
     )

@@ -2,8 +2,9 @@
 
 A Parquet file states the version in its schema's metadata under `squelch.schema`; `summary.json` states it as `schema`.
 A file that states none, as another trainer may write it, is read as the present schema. Schema 2 adds nullable
-columns to schema 1: `segments`, without which each trajectory is one segment, and `label`, without which the run has
-one environment. Files of schema 1 are read alike.
+columns to schema 1: `segments`, without which each trajectory is one segment, `label`, without which the run has one
+environment, and `untrained` and `failure_rewarded`, without which there is nothing of the kind. Files of schema 1 are
+read alike.
 """
 
 from __future__ import annotations

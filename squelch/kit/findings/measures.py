@@ -8,6 +8,7 @@
     groups/length_correlation                correlation of reward and length within groups, with its 95% interval
     groups/format_variance                   share of the variance within groups, penalties included, that is theirs
     groups/term/TERM                         share of the rewards' variance within groups that one term has
+    groups/differing_prompts                 share of agents' groups whose members began with different prompts
     texts/repetition                         share of a text's runs of 4 tokens that occurred in it before
     texts/one_text                           share of the prompts under which the commonest text was sampled
     tasks/again                              tasks that were seen `SEEN` times or more
@@ -74,6 +75,7 @@ class Measured:
 def measured(view: StepView, tasks: Tasks) -> Measured:
     """What the view's groups and texts show; `tasks` is brought up to date."""
     found, examples = _groups(view.groups or (), tasks)
+    found |= _prompts(view.groups or (), examples)
     texts, shown = _texts(view.texts or ())
     return Measured(found | texts | tasks.metrics(), {key: rows[:EXAMPLES] for key, rows in (examples | shown).items()})
 
@@ -105,6 +107,14 @@ def _groups(groups: Sequence[GroupView], tasks: Tasks) -> tuple[dict[str, float]
             terms = [np.asarray(group.terms.get(name, np.zeros(len(group.rewards)))) for group in compared]
             found[f"groups/term/{name}"] = _share(terms, rewards)
     return {key: value for key, value in found.items() if math.isfinite(value)}, examples
+
+
+def _prompts(groups: Sequence[GroupView], examples: dict[str, list[Example]]) -> dict[str, float]:
+    written = [group for group in groups if group.prompts_differ is not None]
+    differ = [Example(group.name, group.prompts_differ) for group in written if group.prompts_differ]
+    if differ:
+        examples["groups/differing_prompts"] = differ
+    return {"groups/differing_prompts": len(differ) / len(written)} if written else {}
 
 
 def _zero(values: Sequence[float] | None) -> np.ndarray:

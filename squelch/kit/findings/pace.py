@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squelch.kit.findings.history import History
-from squelch.kit.findings.level import Level, Levels
+from squelch.kit.findings.level import Level, Levels, of_key
 
 PARTS = {
     "rollout": "sampling and the environments",
@@ -59,6 +59,7 @@ def _slower(history: History) -> Level | None:
 LEVELS: Levels = {
     "trajectories_fail": _fail,
     "groups_refused": _refused,
+    "prompts_differ": of_key("groups/differing_prompts"),
     "step_bound": _bound,
     "steps_slow_down": _slower,
 }

@@ -32,6 +32,8 @@ class GroupView:
     """The terms whose sum are the rewards, by name."""
     failures: Sequence[str] = ()
     """Why the others failed, in words."""
+    prompts_differ: str | None = None
+    """What differs between the first prompts that the completions' agents wrote, in words; empty if nothing does."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ Invariants:
   there is no text before the closing marker, and `sample_end` if the reasoning was never closed.
 - A group's identity is its ticket's id, which the coordinator assigns; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and the tokens that it had; the learner never uses it.
+- Calls that are not trained on are in `untrained` and nowhere else: whatever reads tokens, turns or segments sees the
+  trajectory that it would be without them.
 """
 
 from __future__ import annotations
@@ -75,6 +77,20 @@ class Segment:
 
     start: int
     cause: str
+
+
+@dataclass(frozen=True, eq=False)
+class Untrained:
+    """One conversation of calls that are answered and not trained on: ids of its own, as of a segment. `rule`: by which
+    its first call was left out, in words; `token_ids` int32, `sampled` bool, `log_probs` float32 (nats, 0 where nothing
+    was sampled), each (num_tokens,); `version_min`, `version_max`: oldest and newest version that sampled it."""
+
+    rule: str
+    token_ids: np.ndarray
+    sampled: np.ndarray
+    log_probs: np.ndarray
+    version_min: int
+    version_max: int
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,11 @@ class Trajectory:
     pictures: tuple[Picture, ...] = ()
     segments: tuple[Segment, ...] = ()
     """The segments after the first, in order; empty if the trajectory is one sequence."""
+    untrained: tuple[Untrained, ...] = ()
+    """Conversations that no loss, statistic or metric sees, in order of their first calls."""
+    failure_rewarded: str | None = None
+    """How the agent failed, where that ended the trajectory with a reward (`environment.options.failure_reward`) and
+    is no failure of it; else None."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -202,6 +223,8 @@ class Group:
     """Mean seconds that a trajectory waited for its tokens."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """Calls of agents, and fields of their requests, by name (`actors.endpoint.metrics`)."""
+    prompts_differ: str | None = None
+    """What differs between its members' first prompts, where agents write these; empty if nothing does."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +277,8 @@ class GroupSummary:
     """The task's label."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """As of the group."""
+    prompts_differ: str | None = None
+    """As of the group."""
 
 
 def summarise(group: Group) -> GroupSummary:
@@ -294,6 +319,7 @@ def summarise(group: Group) -> GroupSummary:
         task_kind=group.task_kind,
         label=group.ticket.task.label,
         endpoint_counts=group.endpoint_counts,
+        prompts_differ=group.prompts_differ,
     )
 
 

@@ -19,6 +19,7 @@ from squelch.actors.messages import Completion
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.transcript import Joined, joined
 from squelch.actors.rollout.stop_strings import StopStrings
+from squelch.envs.contract import AgentCall
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.formats.test_own import codec as tools_codec
 
@@ -78,11 +79,15 @@ async def serving(one: ChatCodec | None = None, **settings: Any) -> AsyncIterato
 
 @asynccontextmanager
 async def playing(
-    policy: Any, most_calls: int | None = None, one: ChatCodec | None = None, **settings: Any
+    policy: Any,
+    most_calls: int | None = None,
+    one: ChatCodec | None = None,
+    untrained: Callable[[AgentCall], str] = lambda call: "",
+    **settings: Any,
 ) -> AsyncIterator[tuple[Session, Client]]:
     """A trajectory, and a client with its token."""
     async with serving(one, **settings) as endpoint:
-        session = endpoint.open(policy, seeds, LIMIT, most_calls)
+        session = endpoint.open(policy, seeds, LIMIT, most_calls, untrained=untrained)
         async with Client(session) as client:
             yield session, client
 

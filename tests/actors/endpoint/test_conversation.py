@@ -35,9 +35,9 @@ def session_of(sample, context: int = 100_000) -> Session:
 NUMBERS = itertools.count()
 
 
-async def told(session: Session, *messages: Message, tools=()) -> Message:
+async def told(session: Session, *messages: Message, tools=(), rule: str = "") -> Message:
     """The assistant's message that answers these."""
-    answer = session.answer(Request(messages, tools), str(next(NUMBERS)).encode(), str)
+    answer = session.answer(Request(messages, tools), str(next(NUMBERS)).encode(), str, rule)
     answer.delivered = True
     reply = await answer.task
     return Message("assistant", reply.content, reply.calls, reply.reasoning)
@@ -259,6 +259,7 @@ class Random:
     def __init__(self, data: st.DataObject) -> None:
         self.data, self.policy = data, Policy()
         self.prompts: list[np.ndarray] = []
+        self.rules: list[str] = []
 
     async def __call__(self, call):
         self.prompts.append(call.prompt_ids)
@@ -271,7 +272,8 @@ class Random:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_never_encoded_again(data) -> None:
-    """Two agents, each with its own trajectory, continue, branch, rewrite and begin conversations in any order."""
+    """Two agents, each with its own trajectory, continue, branch, rewrite and begin conversations in any order, with
+    calls that are trained on and others that are not."""
 
     async def play():
         policies = [Random(data), Random(data)]
@@ -288,7 +290,8 @@ def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_neve
             if kind != "new":
                 messages.append(Message(*data.draw(st.sampled_from([("user", "more"), ("tool", "3")]))))
             before = len(policies[who].prompts)
-            reply = await told(sessions[who], *messages)
+            policies[who].rules.append(data.draw(st.sampled_from(["", "", "left out"])))
+            reply = await told(sessions[who], *messages, rule=policies[who].rules[-1])
             bare = data.draw(st.booleans())
             known.append([*messages, replace(reply, reasoning="") if bare else reply])
             prompt = policies[who].prompts[before].tolist()
@@ -313,12 +316,16 @@ def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_neve
 
     policies, recorded = asyncio.run(play())
     for policy, one in zip(policies, recorded, strict=True):
-        assert len(one.calls) == len(set(one.calls)) == len(policy.policy.answers)
-        for (segment, turn), ids in zip(one.calls, policy.policy.answers, strict=True):
+        said = list(zip(policy.rules, policy.policy.answers, strict=True))
+        trained = [ids for rule, ids in said if not rule]
+        assert len(one.calls) == len(set(one.calls)) == len(trained)
+        for (segment, turn), ids in zip(one.calls, trained, strict=True):
             found = one.segments[segment].turns[turn]
             own = one.segments[segment].token_ids()[found.sample_start : found.sample_end]
             np.testing.assert_array_equal(own, ids)
         if one.segments:
             joint = whole(one)
-            assert int(joint.loss_mask.sum()) == sum(map(len, policy.policy.answers))
+            assert int(joint.loss_mask.sum()) == sum(map(len, trained))
             assert np.all(joint.log_probs[~joint.loss_mask] == 0) and np.all(joint.log_probs[joint.loss_mask] < 0)
+        left_out = [index for aside in one.untrained for index in aside.token_ids[aside.sampled].tolist()]
+        assert sorted(left_out) == sorted(index for rule, ids in said if rule for index in ids.tolist())

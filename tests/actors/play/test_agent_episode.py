@@ -55,19 +55,26 @@ def ticket(name: str, options: dict[str, Any], size: int = 8, **more: Any) -> Ti
 
 
 def one_agent(
-    codec: ChatCodec, script: str, size: int = 1, generate: Any = None, most_turns: int | None = None, **bounds: Any
+    codec: ChatCodec,
+    script: str,
+    size: int = 1,
+    generate: Any = None,
+    most_turns: int | None = None,
+    more: dict[str, Any] | None = None,
+    **bounds: Any,
 ) -> Group:
-    """A group played by a command with this script, which has a client `openai` and a function `call(text)`."""
+    """A group played by a command with this script, which has a client `openai` and a function `call(text)`. `more`:
+    options of the agent."""
     begin = """
         import json, sys, os, time
         from openai import OpenAI
         openai = OpenAI(max_retries=0)
         def call(text, **more):
             told = [{"role": "user", "content": text}]
-            return openai.chat.completions.create(model="policy", messages=told, **more)
+            return openai.chat.completions.create(**{"model": "policy", "messages": told, **more})
     """
     command = [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(script)]
-    options = {"command": command}
+    options = {"command": command, **(more or {})}
     environment = EnvironmentConfig(name="Agent", options=options)
     asked = replace(ticket("Agent", options, size), most_turns=most_turns)
     (group,) = play(codec, generate or Policy(codec), environment, asked, **bounds)
@@ -157,6 +164,37 @@ def test_rewards_and_penalties_are_those_of_the_calls_and_the_reward_is_the_last
     assert [turn.reward for turn in trajectory.turns] == [0.25, 1.5]
     assert [turn.format_penalty for turn in trajectory.turns] == [-0.1, 0.0]
     assert trajectory.success and trajectory.episode_return == 1.75
+
+
+def test_a_command_that_raises_for_what_the_policy_wrote_earns_its_reward_and_its_title_is_not_trained_on(codec):
+    script = "call('title', model='small'); call('a'); raise ValueError('the policy wrote prose')"
+    more = {"failure_reward": {"1": -0.5}, "untrained": [{"model": "small"}]}
+    (trajectory,) = one_agent(codec, script, more=more).trajectories
+    assert trajectory.failure is None and not trajectory.success and trajectory.episode_return == -0.5
+    assert trajectory.failure_rewarded is not None and trajectory.failure_rewarded.startswith(
+        "the agent's command ended with exit code 1; it last wrote: "
+    )
+    (title,) = trajectory.untrained
+    assert title.rule == "model small" and title.sampled.any() and len(trajectory.turns) == 1
+    assert "title" in codec.text(title.token_ids) and "title" not in codec.text(trajectory.token_ids)
+
+
+def test_side_calls_and_rewarded_failures_of_a_function_leave_its_trajectories_as_they_are(codec):
+    def group(function: str, **more: Any) -> Group:
+        options = {"call": f"{USER}:{function}", "turns": "squelch", "blocked_s": 300.0, **more}
+        environment = EnvironmentConfig(name="Agent", options=options)
+        (found,) = play(codec, Policy(codec, versions=lambda _: 0), environment, ticket("Agent", options, 8))
+        return found
+
+    rules = {"untrained": [{"model": "title"}], "failure_reward": {"Wrong": -1.0}}
+    bare, mixed = group("lake"), group("lake_with_side_calls", **rules)
+    assert {one.episode_return == -1.0 for one in bare.trajectories} == {True, False}
+    for mine, theirs in zip(bare.trajectories, mixed.trajectories, strict=True):
+        assert mine.failure is None and theirs.failure is None
+        np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
+        assert (mine.turns, mine.segments, mine.success) == (theirs.turns, theirs.segments, theirs.success)
+        assert [one.rule for one in theirs.untrained] == ["model title"]
+        assert (theirs.failure_rewarded is not None) == (mine.episode_return == -1.0)
 
 
 def test_failed_sampling_is_the_failure_whatever_the_agent_reports(codec):

@@ -19,7 +19,7 @@ from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.by_kind_and_turn import MOST_PARTS
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.writer import Archive
-from squelch.kit.records.records import Segment
+from squelch.kit.records.records import Segment, Untrained
 from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, small_run, tokenizer, write_step
 
 Opener = Callable[[Path], TestClient]
@@ -335,6 +335,20 @@ def test_a_line_with_its_cause_says_where_a_segment_begins_and_the_turn_shows_wh
     before, after = text.split('class="segment"')
     assert "reward 0" in before and "reward 0" not in after, "what stands before the segment is not shown in it"
     assert after.count('class="board"') == 1 and after.count("<summary>prompt</summary>") == 1
+
+
+def test_a_rewarded_failure_and_untrained_conversations_are_named_on_the_page(tmp_path: Path, open_run: Opener) -> None:
+    folder, played = small_run(tmp_path / "agents", 0), group(1, 0, (0.0, 1.0))
+    one = played.trajectories[0]
+    one.failure_rewarded = f"the agent's command ended with exit code 1 {HOSTILE}"
+    ids, flags = np.arange(3, dtype=np.int32), np.array([False, True, True])
+    one.untrained = (Untrained("no tools", ids, flags, np.where(flags, -1, 0).astype(np.float32), 0, 0),) * 2
+    archive = Archive(folder)
+    write_step(archive, 1, [played])
+    archive.close()
+    text = open_run(folder).get("/group?step=1&group=000001-000").text
+    assert text.count("<b>rewarded</b> the agent&#39;s command ended with exit code 1 &lt;") == 1
+    assert text.count("2 untrained conversations") == text.count("untrained") == 1 and "<script>window" not in text
 
 
 def test_a_group_of_another_schema_is_refused_with_the_version(tmp_path: Path, open_run: Opener) -> None:

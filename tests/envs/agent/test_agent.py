@@ -15,10 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+from multidict import CIMultiDict
 
 from squelch.envs.agent import called
 from squelch.envs.agent.environment import Agent
-from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
+from squelch.envs.contract import Access, AgentCall, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
 
 USER = Path(__file__).with_name("user_agent.py")
@@ -168,6 +169,94 @@ def test_variables_of_a_provider_in_the_shell_lead_no_client_away_from_the_endpo
 def test_whatever_is_no_result_fails_the_trajectory_with_its_reason(script, said):
     with pytest.raises(AgentFailed, match=said):
         ran(agent(script))
+
+
+def failed(one: Agent) -> AgentFailed:
+    with pytest.raises(AgentFailed) as found:
+        ran(one)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [
+        ("raise ValueError('prose')", -0.5),
+        ("import sys; print('{\"reward\": 9}'); sys.exit(7)", 0.25),
+        ("import sys; sys.exit(8)", None),
+        ("import os; os.kill(os.getpid(), 9)", None),
+        ("pass", None),
+        ("print('{}')", None),
+    ],
+    ids=["1", "7, beside a result", "another code", "a signal", "no result", "a wrong result"],
+)
+def test_an_exit_code_that_the_user_named_earns_its_reward_and_no_other_ending(script, reward):
+    assert failed(agent(script, failure_reward={1: -0.5, 7: 0.25})).reward == reward
+
+
+def test_an_ending_without_a_name_given_earns_nothing():
+    assert failed(agent("raise ValueError('prose')")).reward is None
+
+
+NAMED = {"KeyError": -1.0, "LookupError": -2.0, "json.decoder.JSONDecodeError": -3.0, "user_agent.Wrong": -4.0}
+
+
+@pytest.mark.parametrize(
+    ("seed", "reward"),
+    [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0), (5, None), (6, None), (7, None)],
+    ids=["itself", "its base", "with its module", "the user's own", "not named", "SystemExit", "the process ends"],
+)
+def test_an_exception_of_a_function_earns_the_reward_of_its_nearest_class_that_is_named(seed, reward):
+    found = failed(agent(call=f"{USER}:raises", seed=seed, failure_reward=NAMED))
+    assert found.reward == reward, str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"command": ["cat"], "failure_reward": {"0": 1}}, "names exit codes from 1 to 255"),
+        ({"command": ["cat"], "failure_reward": {256: 1}}, "names exit codes from 1 to 255"),
+        ({"command": ["cat"], "failure_reward": {"01": 1}}, "names exit codes from 1 to 255"),
+        ({"command": ["cat"], "failure_reward": {"ValueError": 1}}, "names exit codes from 1 to 255"),
+        ({"command": ["cat"], "failure_reward": {1: 1, "2": 1}}, "write all exit codes alike"),
+        ({"call": "a:b", "failure_reward": {1: 1}}, "names classes of exceptions"),
+        ({"call": "a:b", "failure_reward": {"a b": 1}}, "names classes of exceptions"),
+        ({"call": "a:b", "failure_reward": {"ValueError": float("nan")}}, "finite"),
+        ({"call": "a:b", "failure_reward": 1.0}, "dict"),
+        ({"call": "a:b", "untrained": [{}]}, "a rule needs a condition"),
+        ({"call": "a:b", "untrained": [{"modle": "x"}]}, "modle"),
+    ],
+)
+def test_names_and_rules_that_can_match_nothing_are_refused_before_anything_starts(options, said):
+    with pytest.raises(ValueError, match=said):
+        make("Agent", "train", options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "left_out"),
+    [
+        ({"model": "*-mini"}, "model *-mini", ["title", "compaction"]),
+        ({"no_tools": True}, "no tools", ["title", "bare"]),
+        ({"model": "*-mini", "no_tools": True}, "model *-mini, no tools", ["title"]),
+        (
+            {"headers": {"x-codex-turn-metadata": '*"request_kind":"compaction"*'}},
+            'x-codex-turn-metadata: *"request_kind":"compaction"*',
+            ["compaction"],
+        ),
+        ({"headers": {"x-none": "*"}}, "x-none: *", []),
+    ],
+)
+def test_a_call_is_not_trained_on_where_all_that_a_rule_says_holds(rule, words, left_out):
+    compacting = CIMultiDict({"X-Codex-Turn-Metadata": '{"turn_id":"1","request_kind":"compaction"}'})
+    calls = {
+        "work": AgentCall("a-large", CIMultiDict({"X-Codex-Turn-Metadata": '{"request_kind":"turn"}'}), True),
+        "title": AgentCall("a-mini", CIMultiDict(), False),
+        "compaction": AgentCall("a-mini", compacting, True),
+        "bare": AgentCall("A-Mini", CIMultiDict(), False),
+    }
+    one = make("Agent", "train", {"command": ["cat"], "untrained": [{"model": "nothing"}, rule]})
+    assert {name: one.untrained(call) for name, call in calls.items() if one.untrained(call)} == dict.fromkeys(
+        left_out, words
+    )
 
 
 def test_a_command_gets_its_secret_and_no_failure_shows_it():

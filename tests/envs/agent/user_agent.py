@@ -1,6 +1,7 @@
 """Functions of a user, as an agent's `call` names them."""
 
 import asyncio
+import json
 import os
 import runpy
 import time
@@ -34,6 +35,21 @@ async def breaks(task, client):
         time.sleep(60)
     await asyncio.sleep(0.5)
     return {"reward": 1.0}
+
+
+class Wrong(Exception):
+    """What a framework of the user's raises."""
+
+
+async def raises(task, client):
+    """What the seed says."""
+    await asyncio.sleep(0)
+    raised = [KeyError("k"), IndexError("i"), json.JSONDecodeError("j", "", 0), Wrong("w"), OSError("o")]
+    if task["seed"] == 6:
+        raise SystemExit(1)
+    if task["seed"] == 7:
+        os._exit(1)
+    raise raised[task["seed"] - 1]
 
 
 async def odd_ones_end_the_process(task, client):
@@ -74,6 +90,22 @@ def not_async(task, client):
 
 def right(completions, answer, **columns):
     return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
+
+
+async def lake(task, client):
+    """The example's game, whose reward is -1 where the noise seed is odd."""
+    found = await runpy.run_path(str(GAME))["play"](task, client)
+    return {"reward": -1.0, "success": False} if task["noise_seed"] % 2 else found
+
+
+async def lake_with_side_calls(task, client):
+    """The same, but for a call for a title before it, and an exception in place of the reward of -1."""
+    title = [{"role": "user", "content": "Up Down Left Right"}]
+    await client.openai.chat.completions.create(model="title", messages=title)
+    found = await runpy.run_path(str(GAME))["play"](task, client)
+    if task["noise_seed"] % 2:
+        raise Wrong("the policy wrote prose")
+    return found
 
 
 async def frozen_lake_over_responses(task, client):

@@ -24,10 +24,22 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.filter.decisions import Decision
 from squelch.kit.records.content import content_key
 from squelch.kit.records.failures import Failure, FailureCause
-from squelch.kit.records.records import Group, Segment, Task, Ticket, Trajectory, Turn, VersionSpan, summarise
+from squelch.kit.records.records import (
+    Group,
+    Segment,
+    Task,
+    Ticket,
+    Trajectory,
+    Turn,
+    Untrained,
+    VersionSpan,
+    summarise,
+)
 from tests.kit.archive.small_groups import archive_step, small_group
 from tests.pictures import placed
 
+LATER = ("segments", "label", "untrained", "failure_rewarded")
+"""Columns that schema 1 lacks."""
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
 NUMBER = st.floats(-10, 10)
 
@@ -38,6 +50,15 @@ def turns(draw, start: int, end: int) -> Turn:
     versions = sorted(draw(st.tuples(st.integers(0, 9), st.integers(0, 9))))
     flags = draw(st.tuples(st.booleans(), st.booleans()))
     return Turn(start, end, *reasoning, draw(NUMBER), -abs(draw(NUMBER)), *flags, draw(st.integers(0, 5)), *versions)
+
+
+@st.composite
+def untrained(draw) -> Untrained:
+    size = draw(st.integers(1, 5))
+    ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size))
+    sampled = np.arange(size) >= draw(st.integers(0, size))
+    log_probs = np.where(sampled, -1.5, 0).astype(np.float32)
+    return Untrained(draw(SHORT), np.array(ids, dtype=np.int32), sampled, log_probs, 0, draw(st.integers(0, 9)))
 
 
 @st.composite
@@ -69,6 +90,8 @@ def trajectories(draw, index: int) -> Trajectory:
         version_spans=draw(st.sampled_from([None, spans])),
         pictures=tuple(draw(st.lists(picture | away, max_size=2))),
         segments=tuple(Segment(end, draw(SHORT)) for _, end in sampled[:-1] if draw(st.booleans())),
+        untrained=tuple(draw(st.lists(untrained(), max_size=2))),
+        failure_rewarded=draw(st.none() | SHORT),
     )
 
 
@@ -86,6 +109,8 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
         if isinstance(mine, np.ndarray):
             np.testing.assert_array_equal(mine, theirs)
             assert mine.dtype == theirs.dtype or not len(mine)
+        elif field.name == "untrained":
+            np.testing.assert_equal([vars(one) for one in mine], [vars(one) for one in theirs])
         else:
             assert mine == theirs, field.name
 
@@ -108,16 +133,18 @@ def test_a_run_of_schema_1_is_read_resumed_and_merged_and_its_trajectories_are_o
     former = {VERSION_KEY: "1"}
     for path in (tmp_path / "groups").iterdir():
         table = pq.read_table(path)
-        kept = [name for name in table.column_names if name not in ("segments", "label")]
+        kept = [name for name in table.column_names if name not in LATER]
         pq.write_table(table.select(kept).replace_schema_metadata(former), path)
     archive = Archive(tmp_path)
     for step in (2, 100, 101):
         archive_step(archive, step, 2)
     assert len(list((tmp_path / "groups").glob("steps-*"))) == 1, "the steps before 100 are merged"
     table = read_groups(tmp_path)
-    assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True) and table["segments"].null_count == len(table)
+    assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True)
+    assert all(table[name].null_count == len(table) for name in LATER)
     for one in from_table(table):
-        assert one.segments == () and one.spans == [(0, 5)] and one.prompt_ids(0).tolist() == [0, 1]
+        assert one.segments == one.untrained == () and one.failure_rewarded is None
+        assert one.spans == [(0, 5)] and one.prompt_ids(0).tolist() == [0, 1]
     assert read_index(tmp_path)["step"].to_pylist() == [1, 1, 2, 2, 100, 100, 101, 101]
 
 
@@ -139,6 +166,21 @@ def test_segments_that_no_trajectory_can_have_are_refused_by_name(tmp_path: Path
     pq.write_table(whole.set_column(place, kind, pa.array(wrong, kind.type)), path)
     with pytest.raises(ArchiveError, match=r"column `segments.start` holds nulls"):
         read_groups(path)
+
+
+def test_untrained_conversations_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None:
+    whole, path = to_table(small_group()), tmp_path / "odd.parquet"
+    place, kind = whole.column_names.index("untrained"), whole.schema.field("untrained")
+    fine = {"rule": "r", "token_ids": [1, 2], "sampled": [False, True], "log_probs": [0.0, -1.0]}
+    fine |= {"version_min": 0, "version_max": 0}
+    for odd in ({}, {"rule": None}, {"log_probs": [0.0]}, {"sampled": [True] * 3}, {"token_ids": [1, None]}):
+        wrong = pa.array([[fine], [{**fine, **odd}], None], kind.type)
+        pq.write_table(whole.set_column(place, kind, wrong), path)
+        if odd:
+            with pytest.raises(ArchiveError, match=r"odd\.parquet: .*`untrained"):
+                read_groups(path)
+        else:
+            assert [len(one.untrained) for one in from_table(read_groups(path))] == [1, 1, 0]
 
 
 def test_a_file_of_another_trainer_may_lack_what_may_be_null(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def healthy(step: int) -> Metrics:
         **{"probe/alarm/dependence": 0.0, "tasks/never_solved": 0.1, "tasks/always_solved": 0.1},
         **{"texts/repetition": 0.05, "texts/one_text": 0.1, "groups/tokens_without_signal": 0.25},
         **{"groups/length_correlation": 0.05, "groups/length_correlation_low": -0.1, "groups/format_variance": 0.05},
-        **{"groups/term/right": 0.6, "groups/term/format": 0.4},
+        **{"groups/term/right": 0.6, "groups/term/format": 0.4, "groups/differing_prompts": 0.0},
         **{"seconds/step": 3 + noise.uniform(-0.5, 0.5), "seconds/rollout": 2.0, "seconds/train": 0.8},
     }
     if step % 5 == 0:
@@ -70,6 +70,7 @@ FAULTY_FROM = 40
 PLANTED: dict[str, tuple[Fault, str, int]] = {
     "trajectories_fail": (constant(trajectories=0.0, trajectories_failed=256.0), "critical", 20),
     "groups_refused": (constant(refused_groups=16.0), "critical", 20),
+    "prompts_differ": (constant(groups__differing_prompts=1.0), "notice", 20),
     "step_bound": (constant(seconds__step=10.0, seconds__rollout=9.5), "notice", 20),
     "steps_slow_down": (constant(seconds__step=9.0, seconds__rollout=4.0), "notice", 20),
     "reasoning_ignores_prompt": (

@@ -87,6 +87,21 @@ def test_a_runs_own_metrics_give_the_same_shares() -> None:
     )
 
 
+def test_first_prompts_that_differ_are_a_finding_that_is_said_once_with_what_differs() -> None:
+    same, other = (GroupView("a", [0.0, 1.0], prompts_differ=""), GroupView("b", [0.0, 1.0], prompts_differ="the date"))
+    own = GroupView("c", [0.0, 1.0])
+    assert "groups/differing_prompts" not in shown(own)
+    assert shown(own, same)["groups/differing_prompts"] == 0.0
+    findings, told = Findings(), []
+    for step in range(1, 5):
+        metrics, changes = findings.step(StepView(step, {}, [own, same, other]))
+        told += [one.finding for one in changes if one.finding.name == "prompts_differ"]
+        assert metrics["groups/differing_prompts"] == 0.5
+    (found,) = told
+    assert (found.severity, found.says) == ("notice", "The members of 50% of the groups began with different prompts")
+    assert [(one.row, one.text) for one in found.examples] == [("b", "the date")]
+
+
 def test_failures_are_examples_of_the_finding() -> None:
     failed = [GroupView("g", [], failures=["agent_error: no connection to port 5432"] * 8)]
     findings = Findings()

@@ -128,6 +128,7 @@ def groups_of(played: Sequence[GroupSummary]) -> list[GroupView]:
             one.format_penalties.tolist(),
             one.cuts if len(one.cuts) == len(one.returns) else None,
             failures=tuple(map(str, one.failures)),
+            prompts_differ=one.prompts_differ,
         )
         for one in played
     ]
