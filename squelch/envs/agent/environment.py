@@ -20,6 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
+from squelch.envs.agent.folders import check_kept
 from squelch.envs.agent.result import read_result
 from squelch.envs.contract import (
     Access,
@@ -66,6 +67,10 @@ class AgentOptions(Settings):
     policy and the whole text as the content, for agents that read these."""
     max_processes: int = Field(8, ge=1)
     """Most processes of `command` at once in one environment actor; other trajectories wait for their turn."""
+    keep_home: tuple[str, ...] = ()
+    """Files and folders below your home folder, such as `.gitconfig`, that each process of `command` finds in its own
+    home, as links to yours. Else its home is empty at its start and removed at its end. `.`: it gets your home itself.
+    """
     memory_gib: float | None = Field(None, ge=0.25)
     """Address space of each process in GiB; unset: no limit, because some runtimes reserve far more than they use."""
     blocked_s: float = Field(30.0, gt=0)
@@ -86,6 +91,8 @@ class AgentOptions(Settings):
             raise ValueError("set either command or call")
         if self.python and not self.call:
             raise ValueError("python is the interpreter of call; a command names its own")
+        if self.keep_home and self.call:
+            raise ValueError("keep_home is of command; the process of call has your home")
         if self.reward is not None and self.data is None:
             raise ValueError(
                 "reward needs data, whose columns the reward functions get; or let the agent report rewards"
@@ -121,6 +128,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         given = self.options
         if given.command:
             check_command(given.command)
+            check_kept(given.keep_home)
         else:
             check_call(self._target)
         if given.data is not None:
@@ -155,7 +163,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         """Plays the task with the program."""
         given = self.options
         if given.command:
-            found: Any = await run_command(given.command, self._task, access, given.memory_gib)
+            found: Any = await run_command(given.command, self._task, access, given.memory_gib, given.keep_home)
         else:
             found = await self._called(access)
         return read_result(found, given.reward is not None, given.success_at)
