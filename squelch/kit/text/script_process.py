@@ -116,8 +116,9 @@ class Answering:
     def _started(self) -> _Process:
         ours, theirs = socket.socketpair()
         with theirs:
+            end = theirs.fileno()
             process = subprocess.Popen(
-                self._command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=_variables(), cwd="/"
+                self._command, stdin=end, stdout=end, stderr=subprocess.DEVNULL, env=_variables(), cwd="/"
             )
         self._running = _Process(process, ours, os.getpid())
         self._ending = weakref.finalize(self, self._running.end)
