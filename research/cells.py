@@ -73,12 +73,15 @@ class StudyCell:
 @dataclass(frozen=True)
 class Study:
     """A study: its name, which is the folder of its runs; the settings of every cell; its cells in order of value; the
-    table of the runs that are done."""
+    table of the runs that are done, or its folder. `condense`: what is kept of a run; `complete`: whether a run has
+    nothing left to do."""
 
     name: str
     common: Sequence[str]
     cells: Sequence[StudyCell]
     results: Path
+    condense: Callable[..., dict[str, Any]] = condense
+    complete: Callable[[Path], bool] = is_finished
 
     def chosen(self, words: Sequence[str]) -> list[StudyCell]:
         """The cells whose part or name matches one of the words (`*` and `?` are wildcards); all without words.
@@ -116,8 +119,9 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
 
 
-CODE = ("squelch", ":!squelch/deploy", "pyproject.toml")
-"""What a run executes, in the repository: other files may change while a study runs, its own table first of all."""
+CODE = ("squelch", ":!squelch/deploy", ":!squelch/kit/findings", "pyproject.toml")
+"""What a run executes, in the repository: other files may change while a study runs, its own table first of all. The
+findings only say what they see, unless a run pauses for them."""
 
 
 def code_commit() -> str:
@@ -167,7 +171,7 @@ class KeepingRunner(ProcessRunner):
         ended = await super().run(cell)
         if changed := self._changed():
             return Ended(1, changed)
-        if is_finished(cell.folder):
+        if self._study.complete(cell.folder):
             keep(self._study, self._cells[cell.name], cell.folder, self._commit, self._words)
         return ended
 
@@ -183,7 +187,7 @@ class KeepingRunner(ProcessRunner):
 def keep(study: Study, cell: StudyCell, folder: Path, commit: str, words: Sequence[str] = ()) -> None:
     """Condenses the run in `folder` into the study's table. `words`: the run's further overrides."""
     labels = {"part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "set": content_overrides(words)}
-    tables.add(study.results, [{**condense(folder, **labels), "commit": commit, "changed": cell.changed}])
+    tables.add(study.results, [{**study.condense(folder, **labels), "commit": commit, "changed": cell.changed}])
 
 
 def imported(find: Callable[[], Study], files: Iterable[Path]) -> None:
@@ -229,15 +233,15 @@ def run(
     check_folders(plan)
     commit = begin(study, planned[0].folder.parent)
     for name, cell in own.items():
-        if is_finished(runs[name].folder):
+        if study.complete(runs[name].folder):
             keep(study, cell, runs[name].folder, commit, words)
     sweep = Sweep(plan, KeepingRunner(study, own, commit, words), parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
-    failed = [cell.name for cell in planned if sweep.outcomes[cell.name].status == "failed"]
+    done = study.done()
+    failed = [cell.name for cell in planned if cell.name not in done and sweep.outcomes[cell.name].status == "failed"]
     for name in failed:
         say(f"{name}: {sweep.outcomes[name].reason}")
-    done = study.done()
     open_minutes = sum(cell.minutes for name, cell in own.items() if name not in done)
     say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
     return int(bool(failed))

@@ -168,7 +168,7 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
         **how_it_ended(summary, settings),
         "tables": {name: table for name, table in tables.items() if table["step"]},
         "groups": of_groups(folder),
-        "step_seconds": _short(summary["seconds_per_step_median"]),
+        "step_seconds": short(summary["seconds_per_step_median"]),
     }
 
 
@@ -184,7 +184,7 @@ def _table(lines: Sequence[Mapping[str, Any]], keys: Sequence[str], step: str) -
             rows[int(at)] = line
     ordered = sorted(rows)
     known = [key for key in keys if any(row.get(key) is not None for row in rows.values())]
-    return {"step": [*ordered], **{key: [_short(rows[at].get(key)) for at in ordered] for key in known}}
+    return {"step": [*ordered], **{key: [short(rows[at].get(key)) for at in ordered] for key in known}}
 
 
 def _blocks(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
@@ -206,10 +206,11 @@ def _kept_variance(line: Mapping[str, Any]) -> float | None:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
-    return _short(statistics.fmean(found)) if found else None
+    return short(statistics.fmean(found)) if found else None
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """The value to `DIGITS` digits; None if it is not known."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{DIGITS}g}")

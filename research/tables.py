@@ -1,4 +1,5 @@
-"""The results of a study: one Parquet file that holds every condensed run, a row for each number and each text.
+"""The results of a study: a Parquet file that holds every condensed run, or a folder with a file for each; a row for
+each number and each text.
 
     cell, part, recipe, arm, seed   the run (`research.cells.StudyCell`)
     table                           `run` for what describes the whole run, else a table by step (`research.kept`)
@@ -44,7 +45,7 @@ WAIT_S = 60.0
 
 
 def add(file: Path, contents: Iterable[Content]) -> None:
-    """Writes runs into a study's file, each in place of one of the same name.
+    """Writes runs into a study's file, or into a file each if it is a folder, in place of those of the same names.
 
     Raises:
         UserError: the runs would be of several commits.
@@ -52,12 +53,21 @@ def add(file: Path, contents: Iterable[Content]) -> None:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with held(file.with_suffix(".lock"), "writing the results of this study", WAIT_S):
-        by_name = {one["name"]: one for one in (*read(file), *contents)}
+        new = {one["name"]: one for one in contents}
+        by_name = {one["name"]: one for one in read(file)} | new
         of_one_commit(file, [one.get("commit") for one in by_name.values()])
-        rows = [row for name in sorted(by_name) for row in _rows(by_name[name])]
-        partial = file.with_suffix(".partial")
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), partial, compression="zstd", compression_level=19)
-        os.replace(partial, file)
+        if file.suffix:
+            return _write(file, [by_name[name] for name in sorted(by_name)])
+        file.mkdir(exist_ok=True)
+        for name, one in new.items():
+            _write(file / f"{name}.parquet", [one])
+
+
+def _write(file: Path, contents: Iterable[Content]) -> None:
+    rows = [row for one in contents for row in _rows(one)]
+    partial = file.with_suffix(".partial")
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), partial, compression="zstd", compression_level=19)
+    os.replace(partial, file)
 
 
 def of_one_commit(file: Path, commits: Iterable[str | None]) -> None:
@@ -70,7 +80,10 @@ def of_one_commit(file: Path, commits: Iterable[str | None]) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The content of every run in a study's file, by name; nothing if there is no file. UserError if it is damaged."""
+    """The content of every run in a study's file or folder, by name; nothing if there is none. UserError if a file is
+    damaged."""
+    if file.is_dir():
+        return [one for own in sorted(file.glob("*.parquet")) for one in read(own)]
     if not file.is_file():
         return []
     try:

@@ -15,17 +15,20 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
-from squelch.cluster.grafana.boards import EVERYTHING
+from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.boards import ANNOTATIONS, BOARDS
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.metrics.exporter import StoreCollector
+from squelch.kit.metrics.series import MetricStore
 
 ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -33,6 +36,8 @@ BLIND = {"SquelchReasoningBlind", "SquelchCardStarved", "SquelchFindingCritical"
 """Rules whose metrics have no value in some healthy runs: those without pictures, on CPUs, and without a finding."""
 JOB = "squelch"
 """Name of the scrape job in `deploy/prometheus.yml`."""
+INTERVAL_S = 5
+"""Seconds between two scrapes."""
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 ALERTMANAGER = "prometheus-alertmanager"
@@ -53,15 +58,48 @@ def need_prometheus(program: str = "prometheus") -> str:
     return path
 
 
+def filled_in(expr: str, window: str = "5m") -> str:
+    """An expression of a dashboard for all runs, with Grafana's variables filled in. `window`: what rates are over."""
+    return expr.replace("$instance", ".*").replace("$__rate_interval", window)
+
+
 def dashboard_queries() -> list[tuple[str, str, bool]]:
     """(panel title, expression without Grafana's variables, whether a run must fill it) of every query shown."""
     return [
-        (panel.title, EVERYTHING.fill(query.expr), not query.empty_when)
+        (panel.title, filled_in(query.expr), not query.empty_when)
         for board in BOARDS
         for row in board.rows
         for panel in row.panels
         for query in panel.queries
-    ] + [(f"annotation {mark.name}", EVERYTHING.fill(mark.expr), False) for mark in ANNOTATIONS]
+    ] + [(f"annotation {mark.name}", filled_in(mark.expr), False) for mark in ANNOTATIONS]
+
+
+@contextmanager
+def prometheus_over(lines: Sequence[Mapping[str, float]], folder: Path) -> Iterator[str]:
+    """A Prometheus that holds what scrapes of a run with these lines of metrics would have seen; yields its address."""
+    (folder / "samples.txt").write_text(_scraped(lines))
+    command = [need_prometheus("promtool"), "tsdb", "create-blocks-from", "openmetrics", "samples.txt"]
+    subprocess.run([*command, "prometheus-data"], cwd=folder, check=True, capture_output=True, timeout=180)
+    with running_prometheus(folder, 9, "1h", ALERTS, "", "--storage.tsdb.retention.time=100y") as url:
+        yield url
+
+
+def _scraped(lines: Sequence[Mapping[str, float]]) -> str:
+    """Every series as OpenMetrics text, at even intervals from the first step to the last."""
+    store, registry = MetricStore(REGISTRY), CollectorRegistry()
+    registry.register(StoreCollector(store, threading.Lock()))
+    by_name: dict[str, list[str]] = {}
+    for line, end in zip(lines, [*(one["time"] for one in lines[1:]), lines[-1]["time"] + INTERVAL_S], strict=True):
+        store.step(line)
+        exposed = generate_latest(registry).decode().splitlines()
+        seen = [one for one in exposed if not one.startswith("#") and not one.endswith(" NaN")]
+        for tick in range(max(1, math.ceil((end - line["time"]) / INTERVAL_S))):
+            for one in seen:
+                name, inside, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", one).groups()
+                labels = f'job="{JOB}",instance="made-up"' + (f",{inside}" if inside else "")
+                sample = f"{name}{{{labels}}} {value} {line['time'] + tick * INTERVAL_S:.3f}"
+                by_name.setdefault(name, []).append(sample)
+    return "\n".join([*("\n".join(rows) for rows in by_name.values()), "# EOF", ""])
 
 
 @contextmanager
@@ -71,6 +109,7 @@ def running_prometheus(
     interval: str = "1s",
     rules: Path = ALERTS,
     manager: str = "",
+    *flags: str,
 ) -> Iterator[str]:
     """A Prometheus that scrapes 127.0.0.1:`target_port` every `interval` with these alert rules; yields its address.
     `manager`: HOST:PORT of the Alertmanager to which it sends alerts."""
@@ -83,6 +122,7 @@ def running_prometheus(
         f"--config.file={config}",
         f"--storage.tsdb.path={tmp_path / 'prometheus-data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        *flags,
     ]
     with _running(command, f"http://127.0.0.1:{port}", tmp_path / "prometheus.log") as url:
         yield url
@@ -204,6 +244,13 @@ def query(url: str, expr: str) -> list[Sample]:
     if body["resultType"] == "scalar":
         return [({}, float(body["result"][1]))]
     return [(sample["metric"], float(sample["value"][1])) for sample in body["result"]]
+
+
+def query_over(url: str, expr: str, start: float, end: float, points: int) -> list[tuple[dict[str, str], list[float]]]:
+    """(labels, values) of every series that an expression has over a stretch of time, unix seconds."""
+    step = f"{(end - start) / points:.3f}"
+    found = _get(url, "query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=step)["result"]
+    return [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
 
 
 def scrapes(url: str) -> int:

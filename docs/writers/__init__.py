@@ -7,5 +7,4 @@ other_names         docs/guide/coming-from.md, from squelch/cluster/other_names.
 schema              docs/reference/schema.md, from the schema of the archive
 settings            docs/reference/settings.md, from the settings' classes
 watch_picture       docs/watch.svg, from a run's folder
-reasoning_picture   docs/reasoning-view.svg, from a run's folder
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from docs.writers.tables import table
+from research.findings_runs.study import RESULTS, seen
+from research.tables import read
 from squelch.kit.findings.catalogue import Entry, catalogue
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "findings.md"
@@ -18,7 +21,7 @@ OTHERS = (
     ("rldoctor: length_pathology", "texts_grow, reward_by_length, turns_cut", "the correlation is within groups"),
     ("rldoctor: plateau", "reward_plateau", ""),
     ("rldoctor: reward_composition", "reward_by_one_term, reward_by_format", "shares of the variance within groups"),
-    ("rldoctor: reward_hacking", "validation_falls, criterion_gamed", ""),
+    ("rldoctor: reward_hacking", "reward_hacked, criterion_gamed", ""),
     ("rlprobe: ADVANTAGE_COLLAPSE", "reward_constant, gradient_zero", ""),
     ("rlprobe: CLIP_SATURATION", "updates_clipped", ""),
     ("rlprobe: DEGENERATE_GROUPS", "none_solved, all_solved, equal_rewards", "told apart by outcome"),
@@ -53,7 +56,8 @@ def page() -> str:
         for name, entry in found.items()
     )
     advice = ((f"`{name}`", entry.causes, entry.change, _basis(entry), _page(entry)) for name, entry in found.items())
-    shown = ((f"`{name}`", entry.shown or NOT_SHOWN, entry.quiet or NOT_SHOWN) for name, entry in found.items())
+    runs = seen(read(RESULTS))
+    shown = ((f"`{name}`", *_shown(entry, *runs[name])) for name, entry in found.items())
     others = (
         (name, ", ".join(f"`{one}`" for one in ours.split(", ")) if ours else "none", note)
         for name, ours, note in OTHERS
@@ -87,8 +91,9 @@ def page() -> str:
             "",
             "Every finding has a planted fault and a healthy run among the tests that are made up",
             "(`tests/kit/findings/test_finder.py`). This table says what real runs showed",
-            "(`tests/research/test_findings.py`): FrozenLake that was made to collapse, and the runs of the",
-            "[claims](../research/claims.md) on FrozenLake, Sokoban and Countdown.",
+            "(`tests/research`): FrozenLake that was made to collapse, the runs of the",
+            "[claims](../research/claims.md) on FrozenLake, Sokoban and Countdown, and the healthy runs and planted",
+            "faults of `python -m research.findings_runs`. A notice is not silent.",
             "",
             table(("finding", "found in", "silent in"), shown),
             "## The detectors of rldoctor and rlprobe",
@@ -96,6 +101,14 @@ def page() -> str:
             table(("detector", "finding here", "note"), others),
         )
     )
+
+
+def _shown(entry: Entry, planted: Sequence[str], healthy: str) -> tuple[str, str]:
+    """Where real runs showed it, and where it was silent."""
+    named = f"planted: {', '.join(planted)}" if planted else ""
+    both = ((entry.shown, named), (entry.quiet, healthy))
+    found, silent = ("; ".join(filter(None, texts)) or NOT_SHOWN for texts in both)
+    return found, silent
 
 
 def _thresholds(entry: Entry) -> tuple[str, str, str]:

@@ -2,7 +2,7 @@
 
     python -m docs.writers.inspector_picture runs/frozenlake '/group?step=1&group=000001-007' docs/inspector.png
 
-The page is light, 1280 pixels wide and 760 high.
+The page is light, 1280 pixels wide and 760 high, or with `--whole` as high as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the run's folder, for example runs/frozenlake")
     parser.add_argument("page", help="the page's address after the host, for example /group?step=1&group=000001-007")
     parser.add_argument("out", type=Path, help="the PNG to write")
+    parser.add_argument("--whole", action="store_true", help="the whole page, however high")
     args = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -34,7 +35,7 @@ def main() -> None:
         answer = page.goto(server.address.rstrip("/") + args.page, wait_until="networkidle")
         if answer is None or not answer.ok:
             parser.error(f"{args.page} is not shown: {page.locator('main').inner_text()}")
-        page.screenshot(path=args.out)
+        page.screenshot(path=args.out, full_page=args.whole)
         browser.close()
 
 

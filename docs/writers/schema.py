@@ -18,7 +18,7 @@ HEAD = f"""\
 A run's groups are in `groups/step-NNNNNN.parquet`, one row per trajectory, and in `groups/index-NNNNNN.parquet`, one
 row per group for a hundred steps. Both have **schema {VERSION}**: the metadata of their Parquet schema contains
 `{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
-`python -m docs.writers.schema` writes this page from `squelch/kit/archive/schema.py`.
+`python -m docs.writers.schema` writes this page from `squelch/kit/archive/schema.csv`.
 
 - Schema 1 lacks the column `segments` and is read too: its trajectories are one segment each. A file of another schema
   is refused with its name; the version of Squelch that wrote it reads it.

@@ -49,12 +49,7 @@ class Episode:
     """Plays one task in `env`, which it resets; the trajectories of a group each need an environment of their own."""
 
     def __init__(
-        self,
-        env: Environment,
-        seed: int,
-        noise_seed: int,
-        config: FormatConfig,
-        reward_noise: RewardNoise = NO_NOISE,
+        self, env: Environment, seed: int, noise_seed: int, config: FormatConfig, reward_noise: RewardNoise = NO_NOISE
     ) -> None:
         self._env, self._config = env, config.resolved(env)
         self._seed, self._noise_seed, self._reward_noise = seed, noise_seed, reward_noise

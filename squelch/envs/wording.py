@@ -1,7 +1,7 @@
 """The words of an environment as data, and the wording of its demonstrations.
 
-An environment declares its words once for each prompt style (`PromptName`), as a `Wording`; its code fills in the
-fields and knows no style:
+An environment declares its words once for each prompt style (`PromptName`), as a `Wording`; those that ship with
+Squelch stand in a file `prompts.yaml`. Its code fills in the fields and knows no style:
 
 - `tiny`: lower-case words of a closed vocabulary with single spaces between words and punctuation, one digit per
   coordinate, for the tiny policy's word tokenizer.
@@ -18,11 +18,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from squelch.kit.base.settings import Settings
+from squelch.kit.untrusted.text import parse_yaml
 
 Cell = tuple[int, int]
 T = TypeVar("T")
@@ -86,6 +88,14 @@ class Wording:
         """All texts of reasonings, without their fields."""
         said = [text for group in self.said.values() for text in group]
         return [re.sub(r"{\w+}", " ", text) for text in said] + [text for part in self.generic for text in part]
+
+
+def wordings_beside(module: str, part: str = "") -> dict[PromptName, Wording]:
+    """The words of an environment by prompt style, of the file `prompts.yaml` in the folder of its module, whose
+    `__file__` this is; `part`: of a file with the words of several. ValueError for what no wording has."""
+    path = Path(module).with_name("prompts.yaml")
+    words = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    return TypeAdapter(dict[PromptName, Wording]).validate_python(words[part] if part else words)
 
 
 def choose(rng: Rng, items: Sequence[T]) -> T:

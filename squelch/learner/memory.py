@@ -370,12 +370,7 @@ def check(
 
 
 def advice(
-    config: PreTrainedConfig,
-    learner: LearnerConfig,
-    world_size: int,
-    held: int,
-    has: int,
-    longest: int | None = None,
+    config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int, has: int, longest: int | None = None
 ) -> str:
     """Advice on settings with which the model fits: options are added one after another until the estimate fits.
     `longest`: tokens of the longest trajectory, below which the token budget cannot be; without it the budget stays."""

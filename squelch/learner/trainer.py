@@ -46,10 +46,7 @@ from squelch.learner.refusal import StepRefused
 from squelch.learner.snapshot import Pages, Snapshot
 from squelch.learner.tensors import Batch, Inputs, scored, to_batch
 
-MEAN_NAMES = (
-    *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),
-    "clamped_share",
-)
+MEAN_NAMES = (*("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"), "clamped_share")
 
 
 @dataclass
@@ -443,11 +440,7 @@ class Trainer:
         self._accumulate(batches[0], terms, Totals.zeros(self.device), objective, first=True)
 
     def publish(
-        self,
-        version: int,
-        put: publication.Put,
-        dtype: torch.dtype = torch.float32,
-        copies: Copies | None = None,
+        self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32, copies: Copies | None = None
     ) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. `copies`: as in `publish.publish`. A collective."""
         self.version = version

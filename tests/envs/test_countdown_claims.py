@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.envs.countdown.claims import Sum
-from squelch.envs.countdown.environment import Countdown, puzzle_text
-from squelch.envs.countdown.prompts import WORDS
+from squelch.envs.countdown.environment import WORDS, Countdown, puzzle_text
 
 JUDGE = Countdown.judge()
 PUZZLE = JUDGE.facts("Numbers: 6, 9, 12\nTarget: 7")

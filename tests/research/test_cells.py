@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,31 @@ def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_i
     assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
 
 
+def test_a_study_says_itself_what_is_kept_of_a_run_and_when_it_is_complete(tmp_path, monkeypatch, capsys):
+    """A run that its planted fault ends is no failed cell."""
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        finish(cell)
+        summary = json.loads((cell.folder / "summary.json").read_text())
+        ended = {"finished": False, "stopped": "nothing counts: 5 steps", "end_cause": "nothing_counts", "steps": 5}
+        (cell.folder / "summary.json").write_text(json.dumps(summary | ended))
+        return Ended(1, "ended after step 5")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    plain = study(tmp_path, (0,))
+    assert cells.run(plain, plain.cells, str(tmp_path / "plain"), None, ()) == 1 and plain.done() == set()
+    assert "ended after step 5" in capsys.readouterr().out
+
+    def kept(folder: Path, **labels: str) -> dict:
+        return {"name": folder.name, **labels, "seed": 0, "steps": 5, "set": [], "groups": {}, "tables": {}}
+
+    own = replace(plain, condense=kept, complete=lambda folder: (folder / "summary.json").is_file())
+    assert cells.run(own, own.cells, str(tmp_path / "own"), None, ()) == 0 and own.done() == {own.cells[0].name}
+    assert "ended after step 5" not in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_the_table_tells_the_overrides_of_its_run_without_places(tmp_path, started):
     own = study(tmp_path, (0,))
     words = ["model.cache=/somewhere", "runs_dir=/elsewhere", "recorder.host=h", "learner.dtype=bfloat16"]
@@ -308,6 +334,8 @@ def test_the_commit_of_the_code_changes_with_what_a_run_executes_alone(tmp_path,
     assert first == same != other and len(first) == 12
     write("research/results/t.parquet")
     assert cells.code_commit() == other, "the study's own table may change while it runs"
+    write("squelch/kit/findings/rewards.py")
+    assert cells.code_commit() == other, "findings change nothing of what a run does"
 
 
 def test_words_choose_parts_and_cells(tmp_path):

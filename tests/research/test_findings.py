@@ -1,7 +1,8 @@
 """The findings of real runs: those that were made to collapse, and healthy ones.
 
 The runs' tables hold single steps of rewards, scorer steps and evaluations of the fixed probe, and means over 10 steps
-of what else is known; such a mean counts as each of its steps.
+of what else is known; such a mean counts as each of its steps. The actions of a turn are those of an episode, which
+those of Sokoban tell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from research.kept import BLOCK
+from research.kept import ACTIONS, BLOCK, of_content
 from research.tables import FOLDER, read
 from squelch.kit.findings.catalogue import catalogue
 from squelch.kit.findings.finder import Findings
@@ -44,6 +45,8 @@ def lines(run: Mapping[str, Any]) -> list[tuple[int, dict[str, float]]]:
         means |= {"groups/none_solved": means["tasks_all_fail"], "groups/all_solved": means["tasks_all_succeed"]}
         for step in range(int(last) - BLOCK + 1, int(last) + 1):
             steps[step] = means | steps[step]
+    for step, actions in of_content(run).series(ACTIONS).items():
+        steps[step]["actions_per_turn"] = actions
     for found in steps.values():
         if found.get("probe/link/surprise"):
             found["probe/link/dependence_share"] = found["probe/link/dependence"] / found["probe/link/surprise"]
@@ -86,13 +89,38 @@ def test_the_healthy_runs_beside_them_have_nothing_but_a_plateau(collapsed: dict
             assert set(run) <= {"reward_plateau"} and set(run.values()) <= {"notice"}
 
 
+DIVIDED = {
+    *("none", "none_ent0.03", "none_ent0.1", "none_kl0.1", "dapo_none", "grpo_kl0.001"),
+    *("entropy", "length", "smallest"),
+}
+"""The arms of Sokoban that divide by the group's deviation and keep groups that hardly differ: in most of their groups
+of failures only the penalty for an action differs (docs/research/findings.md)."""
+
+
+@pytest.fixture(scope="module")
+def claimed() -> list[tuple[str, str, dict[str, str]]]:
+    """(recipe, arm, findings) of the runs of the claims, which nobody made to collapse."""
+    return [(run["recipe"], run["arm"], found_in(run)) for run in read(FOLDER / "claims.parquet")]
+
+
 @pytest.mark.slow
-def test_of_153_runs_that_nobody_made_to_collapse_one_has_a_warning_and_none_a_critical_finding() -> None:
+def test_of_153_runs_that_nobody_made_to_collapse_one_warns_of_it_and_none_has_a_critical_finding(
+    claimed: list[tuple[str, str, dict[str, str]]],
+) -> None:
     counts = Counter[str]()
-    runs = read(FOLDER / "claims.parquet")
-    for run in runs:
-        counts.update(f"{name} {severity}" for name, severity in found_in(run).items() if severity != "notice")
-    assert len(runs) == 153 and dict(counts) == {"dependence_falls warning": 1}
+    for *_, found in claimed:
+        counts.update(f"{name} {severity}" for name, severity in found.items() if severity != "notice")
+    assert len(claimed) == 153 and dict(counts) == {"dependence_falls warning": 1, "actions_fall warning": 31}
+
+
+@pytest.mark.slow
+def test_a_penalty_that_the_division_makes_large_is_found_in_31_of_32_runs_and_in_none_of_47_others(
+    claimed: list[tuple[str, str, dict[str, str]]],
+) -> None:
+    found = Counter((arm in DIVIDED, "actions_fall" in one) for recipe, arm, one in claimed if recipe == "sokoban")
+    assert found == {(True, True): 31, (True, False): 1, (False, False): 47}
+    assert catalogue()["actions_fall"].shown.startswith("31 of 32 ")
+    assert catalogue()["actions_fall"].quiet.startswith("47 of 47 ")
 
 
 def test_the_catalogue_says_in_how_many_of_these_runs_each_was_found() -> None:

@@ -30,6 +30,16 @@ def test_a_run_replaces_the_one_of_its_name_and_leaves_the_others(tmp_path: Path
     assert read(tmp_path / "none.parquet") == []
 
 
+def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
+    add(folder := tmp_path / "runs", [run("b", commit="0123456789ab")])
+    before = (folder / "b.parquet").stat().st_mtime_ns
+    add(folder, [run("a", commit="0123456789ab")])
+    assert [one["name"] for one in read(folder)] == ["a", "b"] and (folder / "b.parquet").stat().st_mtime_ns == before
+    assert {file.name for file in tmp_path.rglob("*.parquet")} == {"a.parquet", "b.parquet"}
+    with pytest.raises(UserError, match="runs: its runs would be of several commits"):
+        add(folder, [run("c", commit="ba9876543210")])
+
+
 def test_a_table_refuses_runs_of_a_second_commit(tmp_path: Path) -> None:
     """A run that did not record its commit counts as one of another."""
     add(tmp_path / "t.parquet", [run("a", commit="0123456789ab")])

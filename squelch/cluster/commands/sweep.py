@@ -42,11 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, "overrides for every cell, e.g. filter.rho=0.5")
     parser.add_argument("--seeds", default="0", metavar="0,1,2", help="seeds; each arm runs once per seed (default: 0)")
     parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="key=a,b",
-        help="values of one setting; may be repeated",
+        "--grid", action="append", default=[], metavar="key=a,b", help="values of one setting; may be repeated"
     )
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells that run at once (default: 1)")
     parser.add_argument(

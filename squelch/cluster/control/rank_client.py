@@ -73,11 +73,7 @@ class LearnerClient:
     in a call."""
 
     def __init__(
-        self,
-        handles: Sequence[Handle],
-        transport: Transport,
-        config: RunConfig,
-        release: Callable[[], None] = nothing,
+        self, handles: Sequence[Handle], transport: Transport, config: RunConfig, release: Callable[[], None] = nothing
     ) -> None:
         self.handles, self.transport, self.config, self.release = handles, transport, config, release
         self.processes: list[RankProcess] = []

@@ -32,14 +32,7 @@ from squelch.cluster.fleet.placement import make_room
 from squelch.cluster.fleet.ray_internals import resources_here
 from squelch.cluster.fleet.ray_token import take_token
 from squelch.cluster.fleet.token_budget import settled
-from squelch.envs.contract import (
-    AgentDriven,
-    Demonstrator,
-    Environment,
-    MissingCapabilityError,
-    lacking,
-    require,
-)
+from squelch.envs.contract import AgentDriven, Demonstrator, Environment, MissingCapabilityError, lacking, require
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns

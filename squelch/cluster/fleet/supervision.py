@@ -92,10 +92,7 @@ class Supervisor:
     `replace_scorer`: replaces a scorer that was ended with this cause; None without a scorer."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        watchdog: Watchdog,
-        replace_scorer: Callable[[Client, str], Awaitable[None]] | None = None,
+        self, fleet: Fleet, watchdog: Watchdog, replace_scorer: Callable[[Client, str], Awaitable[None]] | None = None
     ) -> None:
         cluster = fleet.config.cluster
         self.fleet, self.watchdog, self.replace_scorer = fleet, watchdog, replace_scorer

@@ -1,13 +1,11 @@
-"""The dashboards: read, pushed through Grafana's HTTP API, exported as files for it, asked of a Prometheus.
+"""The dashboards: read, pushed through Grafana's HTTP API, exported as files for it.
 
-    boards      the dashboards that ship with Squelch: their JSON, and the panels, queries and marks in it. Pure
+    boards      the dashboards that ship with Squelch: their JSON. Pure
     changes     whether a push may replace a dashboard of the server, and how two dashboards differ. Pure
     address     addresses that a user gives. Pure
     server      Grafana's HTTP API (grafana-client), with its errors in our words
     push        data source, folder and dashboards, in this order
     files       dashboards and provisioning files in a folder, for people who mount them
-    prometheus  the query API of a Prometheus
-    recorded    a Prometheus of our own that holds what a run recorded, and scrapes it while it lives
 
 Who waits for whom: a command waits for the server, `TIMEOUT_S` for each answer's next bytes; then it ends with the
 server's address. Nothing of a run waits for Grafana.

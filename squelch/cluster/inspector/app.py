@@ -16,7 +16,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
-from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import template_filters
 from squelch.cluster.inspector.guard import Access, Guard
 from squelch.cluster.inspector.pages import Pages, address, group_path
@@ -37,15 +36,11 @@ _FORMATS = (
 
 
 def application(
-    folder: RunFolder,
-    access: Access,
-    now: Callable[[], float] = time.time,
-    prometheus: Prometheus | None = None,
-    others: Sequence[RunFolder] = (),
+    folder: RunFolder, access: Access, now: Callable[[], float] = time.time, others: Sequence[RunFolder] = ()
 ) -> ASGIApp:
     """The guarded application that shows a run, and the metrics of `others` beside its own. UserError if the run's
     index or metrics, or those of the others, cannot be read."""
-    pages = Pages(folder, templates(), now, prometheus, others)
+    pages = Pages(folder, templates(), now, others)
     for other in pages.others.values():
         other.refresh()
     pages.groups.refresh()  # here rather than with the first page, which would wait for it in a large run
@@ -67,9 +62,6 @@ def application(
             Route("/figures", pages.charts),
             Route("/figures/numbers", pages.numbers),
             Route("/where", pages.where),
-            Route("/boards", pages.dashboard),
-            Route("/boards/panel", pages.panel),
-            Route("/boards/colours.css", pages.colours),
             Route("/status-line", pages.status_line),
             Mount("/static", Static(directory=HERE / "static"), name="static"),
         ],

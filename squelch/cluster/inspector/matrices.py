@@ -17,13 +17,7 @@ from markupsafe import Markup
 
 from squelch.cluster.inspector.previews import prompt_words
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
-from squelch.cluster.inspector.trajectories import (
-    Board,
-    board_of,
-    by_index,
-    readable,
-    reasoning_log_probs,
-)
+from squelch.cluster.inspector.trajectories import Board, board_of, by_index, readable, reasoning_log_probs
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace
 from squelch.kit.base.errors import UserError

@@ -14,14 +14,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import numpy as np
-from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.templating import Jinja2Templates
 
-from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import course, curves, matrices, overview
-from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.by_kind_and_turn import HEIGHT, WIDTH
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
@@ -32,7 +29,6 @@ from squelch.cluster.inspector.small_matrices import Small, small, spaced
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
 from squelch.cluster.inspector.trajectories import GroupView, group_view
-from squelch.cluster.plots.style import dark_css, dark_rules
 from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
@@ -55,11 +51,9 @@ class Pages:
         folder: RunFolder,
         templates: Jinja2Templates,
         now: Callable[[], float] = time.time,
-        prometheus: Prometheus | None = None,
         others: Sequence[RunFolder] = (),
     ) -> None:
         self.folder, self.templates, self.now = folder, templates, now
-        self.boards = Boards(folder.name, prometheus, now)
         self.groups = GroupIndex(folder.store)
         self.run_metrics = RunMetrics(folder)
         self.others = {other.name: RunMetrics(other) for other in others}
@@ -366,49 +360,6 @@ class Pages:
             allowed = ", ".join((ALONE, *self.others))
             raise UserError(f"`with` is {brief(name)} in the address; it must be one of: {allowed}")
         return name
-
-    # --- dashboards ---
-
-    def dashboard(self, request: Request) -> Response:
-        """A dashboard's rows; its panels are fetched by the page. Without a Prometheus it says how to get one."""
-        chosen, recorded, prometheus = self._shown(request), self._recorded(), self.boards.prometheus
-        self.boards.span(recorded, chosen["window"])
-        return self._page(
-            request, "boards.html", chosen=chosen, board=self.boards.board(chosen["board"]), boards=self.boards.boards,
-            windows=WINDOWS, axes=AXES, refresh=REFRESH_S, live=recorded.live, folder=self.folder.store.where(),
-            source=None if prometheus is None else prometheus.url,
-        )  # fmt: skip
-
-    @staticmethod
-    def _shown(request: Request) -> dict[str, str]:
-        """What the address says of a dashboard: its name, the stretch of time, the axis, and whether the tables of
-        values are open."""
-        plain = {"board": FIRST, "window": "all", "axis": AXES[0], "values": ""}
-        found = {name: request.query_params.get(name, first) for name, first in plain.items()}
-        return found | {"axis": axis_of(found["axis"]), "values": "1" if found["values"] else ""}
-
-    def panel(self, request: Request) -> Response:
-        """The drawing of a panel with its table of values; what is wrong as text."""
-        chosen = self._shown(request)
-        number = self._number(request, "panel", 1000)
-        try:
-            found = self.boards.panel(chosen["board"], number, self._recorded(), chosen["window"], chosen["axis"])
-        except UserError as error:
-            return PlainTextResponse(str(error), status_code=422)
-        facts = {"svg": Markup(found.svg), "values": found.values, "open": bool(chosen["values"])}
-        return self.templates.TemplateResponse(request, "panel.html", facts)
-
-    def _recorded(self) -> Recorded:
-        self.run_metrics.refresh()
-        times = self.run_metrics.times()
-        first, newest = (times[0][1], times[-1][1]) if times else (self.now(), self.now())
-        return Recorded(first, newest, self.run_metrics.status(self.now()).state in ("starting", "running"), times)
-
-    @staticmethod
-    def colours(_: Request) -> Response:
-        """The colours of panels on dark pages: where the reader chose them here, or prefers them anywhere."""
-        css = dark_rules(':root[data-theme="dark"]') + dark_css(':root:not([data-theme="light"])')
-        return Response(css, media_type="text/css", headers={"Cache-Control": "max-age=3600"})
 
     # --- all pages ---
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.inspector.by_kind_and_turn import Parts, Row
+from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
@@ -28,6 +30,7 @@ from squelch.kit.archive.reader import METRICS
 from squelch.kit.archive.store import Stat
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.findings.finder import Finding
+from squelch.kit.untrusted.text import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -49,109 +52,21 @@ class Chart:
     share: bool = False
 
 
-def _with_interval(key: str, label: str) -> tuple[Curve, ...]:
-    return Curve(key, label), Curve(f"{key}_low", "low", "low"), Curve(f"{key}_high", "high", "high")
-
-
 _TURN = "first_turn"
-CHARTS = (
-    Chart(
-        "Success", "share", (*_with_interval("validation/success", "validation"), Curve("success", "training")), True
-    ),
-    Chart(
-        "Reward",
-        "mean return",
-        (Curve("reward_mean", "all"), Curve("reward_mean_kept", "kept"), Curve("reward_mean_dropped", "dropped")),
-    ),
-    Chart("Format", "share", (Curve("format_validity", "valid turns"), Curve("truncated_share", "truncated")), True),
-    Chart(
-        "Retrieval accuracy",
-        "share",
-        (
-            *_with_interval(f"{_TURN}/retrieval_accuracy", "accuracy"),
-            Curve(f"{_TURN}/retrieval_chance", "chance", "reference"),
-        ),
-        True,
-    ),
-    Chart(
-        "Mutual information",
-        "nats per token",
-        (*_with_interval(f"{_TURN}/mi_est", "MI-Est"), Curve(f"{_TURN}/mi_est_null_95", "null 95%", "reference")),
-    ),
-    Chart(
-        "Fixed probe",
-        "nats per reasoning",
-        (*_with_interval("probe/mi", "MI"), Curve("probe/mi_upper", "upper bound", "reference")),
-    ),
-    Chart(
-        "Near variations of the probe's tasks",
-        "nats per reasoning",
-        (*_with_interval("probe/hard/mi", "MI"), Curve("probe/hard/ceiling", "ceiling", "reference")),
-    ),
-    Chart(
-        "Answers on reasoning, fixed probe",
-        "D, share of the answer's surprise",
-        _with_interval("probe/link/dependence_share", "D / surprise"),
-        True,
-    ),
-    Chart(
-        "H(Z|X)",
-        "nats per token",
-        (
-            *_with_interval(f"{_TURN}/conditional_entropy", "H(Z|X)"),
-            Curve(f"{_TURN}/marginal_entropy", "H(Z)", "reference"),
-        ),
-    ),
-    Chart("Reasoning length", "tokens per turn", (Curve("reasoning_length", "reasoning"),)),
-    Chart(
-        "Actions",
-        "per episode",
-        (Curve("actions_per_trajectory", "actions"), Curve("turns_per_trajectory", "turns", "reference")),
-    ),
-    Chart(
-        "Turns cut at the token limit",
-        "share",
-        (Curve("turns_cut/reasoning", "in the reasoning"), Curve("turns_cut/answer", "in the answer")),
-        True,
-    ),
-    Chart(
-        "Entropy",
-        "nats per token",
-        (Curve("learner/entropy", "policy"), Curve("rollout_entropy", "surprisal of the samples")),
-    ),
-    Chart("KL to the reference policy", "nats per token", (Curve("learner/kl", "KL"),)),
-    Chart("Loss", "", (Curve("learner/loss", "loss"), Curve("learner/policy_loss", "policy term"))),
-    Chart("Gradient norm", "before clipping", (Curve("learner/grad_norm", "norm"),)),
-    Chart(
-        "Clipped tokens",
-        "share",
-        (Curve("learner/clip_fraction_high", "from above"), Curve("learner/clip_fraction_low", "from below")),
-    ),
-    Chart("Reward variance", "reward squared", (Curve("reward_variance_mean", "mean of groups"),)),
-    Chart("Kept mass", "share", (Curve("kept_mass", "of reward variance"), Curve("kept_fraction", "of groups")), True),
-    Chart(
-        "Groups",
-        "a step",
-        (
-            Curve("num_groups", "played", "reference"),
-            Curve("kept_groups", "kept"),
-            Curve("zero_variance_groups", "without variance"),
-        ),
-    ),
-    Chart(
-        "Seconds of a step",
-        "seconds",
-        (
-            Curve("seconds/rollout", "rollout"),
-            Curve("seconds/train", "training"),
-            Curve("seconds/publish", "weight sync"),
-            Curve("seconds/step", "step", "reference"),
-        ),
-    ),
-    Chart("Staleness", "versions", (Curve("staleness_mean", "mean"), Curve("staleness_max", "largest", "reference"))),
-)
-"""The charts in order: success, dependence on the input, the optimizer, what the filter saw, where time went."""
 
+
+def _chart(
+    title: str, unit: str, curves: Mapping[str, str], references: Mapping[str, str] | None = None, share: bool = False
+) -> Chart:
+    found = [Curve(key, label) for key, label in curves.items()]
+    bounded = [key for key in curves if f"{key}_low" in REGISTRY.known_keys]
+    found += [Curve(f"{key}_{end}", end, end) for key in bounded for end in ("low", "high")]
+    found += [Curve(key, label, "reference") for key, label in (references or {}).items()]
+    return Chart(title, unit, tuple(found), share)
+
+
+_FILE = Path(__file__).with_name("charts.yaml")
+CHARTS = tuple(_chart(**one) for one in parse_yaml(_FILE.read_text(encoding="utf-8"), str(_FILE)))
 CURVES = tuple(dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves))
 SMOOTHED = tuple(
     curve.key for chart in CHARTS for curve in chart.curves if curve.role == "line" and f"{curve.key}_low" not in CURVES

@@ -47,11 +47,7 @@ class Found:
 
 
 def search(
-    folder: RunFolder,
-    pieces: Pieces,
-    text: str,
-    newest: int | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    folder: RunFolder, pieces: Pieces, text: str, newest: int | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Found:
     """The trajectories whose sampled text contains `text`, in any case, from step `newest` downwards."""
     steps = [step for step in reversed(folder.steps()) if newest is None or step <= newest]

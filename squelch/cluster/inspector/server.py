@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 
 import uvicorn
 
-from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.connections import Bounded
 from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access, host_of
@@ -20,8 +18,6 @@ from squelch.kit.base.loopback import is_loopback
 from squelch.kit.process.terminal import say_unmasked
 from squelch.kit.untrusted.files import reason, shortened
 
-OWN = "own"
-"""The word for a Prometheus that the inspector starts itself."""
 SHUTDOWN_S = 2
 """Seconds that requests under way may take after an interrupt."""
 
@@ -30,24 +26,19 @@ def serve(
     folder: RunFolder,
     host: str,
     port: int,
-    say: Callable[[str], None],
     token: str | None = None,
     names: Sequence[str] = (),
-    prometheus: str | None = None,
     others: Sequence[RunFolder] = (),
 ) -> None:
     """Shows the run at http://HOST:PORT until Ctrl-C.
 
     Args:
         port: 0 takes a free one.
-        say: prints texts with their secrets masked.
         token: that readers from other machines must give; None makes one if `host` is not loopback.
         names: further names under which browsers reach this server.
-        prometheus: the address of one that scrapes the run; `OWN` starts one; None shows no dashboards.
         others: the runs whose metrics may be shown beside this one's.
     Raises:
-        UserError: two runs have the same name, the port cannot be opened, the run's index cannot be read, or Prometheus
-            is not installed.
+        UserError: two runs have the same name, the port cannot be opened, or the run's index cannot be read.
     """
     names_of_runs = [one.name for one in (folder, *others)]
     if len(set(names_of_runs)) < len(names_of_runs):
@@ -56,9 +47,9 @@ def serve(
             "give each --compare a run of another name"
         )
     listening = listen(host, port)
-    with listening, _prometheus(folder, prometheus, say) as asked:
+    with listening:
         access = access_of(host, listening.getsockname()[1], token, names)
-        app = application(folder, access, prometheus=asked, others=others)
+        app = application(folder, access, others=others)
         address = url(host, access, "$SQUELCH_INSPECT_TOKEN" if token else access.token)
         say_unmasked(f"{folder.name}: {address}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
@@ -66,18 +57,6 @@ def serve(
             timeout_graceful_shutdown=SHUTDOWN_S, h11_max_incomplete_event_size=65536,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _prometheus(
-    folder: RunFolder, given: str | None, say: Callable[[str], None]
-) -> AbstractContextManager[Prometheus | None]:
-    """The Prometheus that is given, or one of our own while the context lasts."""
-    if given != OWN:
-        return nullcontext(None if given is None else Prometheus(given))
-    from squelch.cluster.grafana.run_prometheus import prometheus_over
-
-    live = folder.driven() is not False and folder.current_summary() is None
-    return prometheus_over(folder.metrics(), folder.settings(), folder.name, live, say)
 
 
 def listen(host: str, port: int) -> socket.socket:

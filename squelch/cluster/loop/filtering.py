@@ -32,12 +32,7 @@ class Filtering:
     """The filter service, replaced transparently when it dies. `played` returns the groups of the steps that the loop
     still holds."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        state: dict[str, Any] | None,
-        played: Callable[[], list[PlayedGroup]],
-    ) -> None:
+    def __init__(self, fleet: Fleet, state: dict[str, Any] | None, played: Callable[[], list[PlayedGroup]]) -> None:
         self.fleet, self._played = fleet, played
         self.state = state
         """The service's state after the last closed step; None before the first. It lacks the steps still open: a

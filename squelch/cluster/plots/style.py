@@ -28,8 +28,6 @@ INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 BLUE, VERMILLION, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#008f68", "#a8488a", "#9a6a00"
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, OCHRE)
 """Colours of lines, in order. A panel has at most as many lines, besides a grey one to compare with."""
-RED = "#b3261e"
-"""Colour of a wrong value, always with a name beside it."""
 BASELINE = "#6e7781"
 """Colour of what the others are compared with."""
 DARK: Mapping[str, str] = {
@@ -42,7 +40,6 @@ DARK: Mapping[str, str] = {
     GREEN: "#35c994",
     PURPLE: "#d98cc0",
     OCHRE: "#d9a441",
-    RED: "#ff7b72",
     BASELINE: "#8b949e",
 }
 """Colour on a light page -> on a dark page."""
@@ -118,19 +115,11 @@ def standalone(svg: str) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}><style>{dark_css()}</style>{rest}\n'
 
 
-def dark_css(within: str = "") -> str:
-    """CSS that replaces the colours of figures where the reader prefers dark pages. `within`: selector of the pages
-    that it is for."""
-    return f"@media (prefers-color-scheme:dark){{{dark_rules(within)}}}"
-
-
-def dark_rules(within: str = "") -> str:
-    """CSS that replaces the colours of figures inside what the selector `within` chooses."""
-    place = f"{within} .{CLASS}".strip()
-    return "".join(f"{place} [{kind}='{light}']{{{kind}:{dark}}}" for light, dark in DARK.items() for kind in _PAINTS)
-
-
-_PAINTS = ("fill", "stroke")
+def dark_css() -> str:
+    """CSS that replaces the colours of figures where the reader prefers dark pages."""
+    pairs = [(paint, *pair) for pair in DARK.items() for paint in ("fill", "stroke")]
+    rules = "".join(f".{CLASS} [{paint}='{light}']{{{paint}:{dark}}}" for paint, light, dark in pairs)
+    return f"@media (prefers-color-scheme:dark){{{rules}}}"
 
 
 def _tidy(text: str, name: str, title: str, description: str) -> str:

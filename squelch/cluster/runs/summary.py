@@ -79,7 +79,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "policy_version": outcome.policy_version,
         "wall_seconds": wall_seconds,
         "training_seconds": outcome.training_seconds,
-        "seconds": {part: _total([*lines, outcome.carried], f"seconds/{part}") for part in PARTS},
+        "seconds": {part: float(sum(_values([*lines, outcome.carried], f"seconds/{part}"))) for part in PARTS},
         "seconds_per_step_median": _median(metrics, "seconds/step"),
         "tokens_sampled": totals.get("tokens/sampled", 0.0),
         "tokens_trained": totals.get("tokens/trained", 0.0),
@@ -200,10 +200,6 @@ def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:
 
 def _values(metrics: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [m[key] for m in metrics if m.get(key) is not None]
-
-
-def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(sum(_values(metrics, key)))
 
 
 def _mean(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:

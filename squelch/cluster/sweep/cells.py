@@ -95,13 +95,7 @@ class CellRunner(Protocol):
 class Sweep:
     """Runs the cells of a plan; see the module's docstring."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        runner: CellRunner,
-        parallel: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, plan: Plan, runner: CellRunner, parallel: int, say: Callable[[str], None]) -> None:
         self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
         self.stopped_by = 0
         self.outcomes = {c.name: _finished(c.folder) or Outcome("pending") for c in plan.cells}

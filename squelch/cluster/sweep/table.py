@@ -103,7 +103,7 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
     bases, entries = _unfiltered(plan), list[dict[str, Any]]()
     for arm, own in zip(plan.arms, by_arm, strict=True):
-        metrics = {name: t_interval(_known(own.values(), name)) for name in NAMES}
+        metrics = {name: t_interval([row[name] for row in own.values() if row.get(name) is not None]) for name in NAMES}
         less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
         asked = sum(cell.arm is arm for cell in plan.cells)
         base = bases.get(arm.label)
@@ -141,10 +141,6 @@ def _but_filter(config: RunConfig) -> str:
 
 def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Metrics]) -> dict[int, Metrics]:
     return {cell.seed: cells[cell.name] for cell in plan.cells if cell.arm is arm and cell.name in cells}
-
-
-def _known(rows: Any, name: str) -> list[float]:
-    return [row[name] for row in rows if row.get(name) is not None]
 
 
 def _paired(first: Mapping[int, Metrics], other: Mapping[int, Metrics], name: str) -> list[float]:

@@ -1,9 +1,15 @@
 """Boards, rows, panels and their queries, read from YAML; names and labels are checked against the registry. Pure.
 
 A board's file has its question and its rows. A row has a `title`, the `page` of the docs that explains it, and panels;
-a panel has the fields of `Panel`, or a `scale` that names some of them. Its queries are PromQL, by their legends. Where
-a healthy run may have no value of a query, `empty_when` says in which case: beside the query's `expr`, or once for a
-panel or a row.
+a panel has the fields of `Panel`, as far as its metrics do not say them:
+
+- its unit and limits, or a `scale` that names them. Without any of these a time series has those of its first metric,
+  by the end of that one's name
+- its queries, PromQL by their legends. A single query may stand alone; its legend is its metric's labels, or the title.
+  Beside a metric a time series shows its interval, null and standard error, if it has them and the panel does not name
+  them; not if the metric is to stand `alone`
+- `empty_when`, in which case a healthy run may have no value of a query: beside the query's `expr`, or once for a panel
+  or a row
 
 In PromQL the names of our metrics stand as they are: their selectors get the dashboard's runs. `per_second(SELECTOR)`
 is a counter's growth per second of the run's time.
@@ -20,6 +26,7 @@ from typing import Any, Literal
 import yaml
 
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.metrics.declared import named_beside
 
 Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "xychart"]
 """Grafana's names of the panel types that `deploy.boards.build` knows."""
@@ -29,8 +36,13 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
     "seconds": {"unit": "s", "low": 0},
     "size": {"unit": "bytes", "low": 0},
     "nats": {"unit": "suffix: nats"},
+    "number": {},
 }
 """The unit and the limits of an axis, by the word that a panel names them with; its own fields count more."""
+UNITS: Mapping[str, str] = {"ratio": "share", "seconds": "seconds", "bytes": "size", "nats": "nats"}
+"""The scale by the end of a metric's name; `amount` for others."""
+BESIDE: Mapping[str, str] = {"interval": "{{bound}}", "null": "null", "standard_error": "standard error"}
+"""What an estimate may have beside it (`kit.metrics.declared`), with the end of its legend."""
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
 """Labels that Prometheus adds, and the label of a histogram's buckets."""
@@ -123,13 +135,48 @@ def _row(written: Mapping[str, Any]) -> Row:
 
 
 def _panel(written: dict[str, Any], empty_when: str) -> Panel:
-    fields = {**SCALES.get(written.pop("scale", ""), {}), **written}
+    queries, plain = written.pop("queries"), written.get("kind", "timeseries") == "timeseries"
+    if isinstance(queries, str):
+        labels = REGISTRY.spec(_first(queries)).labels
+        queries = {", ".join(f"{{{{{label}}}}}" for label in labels) or written["title"]: queries}
+    if plain and not written.keys() & {"scale", "unit", "low", "high"}:
+        written["scale"] = UNITS.get(_first(*queries.values()).rpartition("_")[2], "amount")
+    fields = {**SCALES[written.pop("scale", "number")], **written}
     empty_when = fields.pop("empty_when", empty_when)
-    queries = tuple(_query(legend, query, empty_when) for legend, query in fields.pop("queries").items())
-    return Panel(queries=queries, states=tuple(fields.pop("states", ())), **fields)
+    queries = _with_those_beside(queries) if plain and not fields.pop("alone", False) else queries
+    found = tuple(_query(legend, query, empty_when) for legend, query in queries.items())
+    return Panel(queries=found, states=tuple(fields.pop("states", ())), **fields)
 
 
-def _query(legend: str, written: str | Mapping[str, str], empty_when: str) -> Query:
+Written = str | Mapping[str, str]
+"""A query's expression, or a mapping with it and its `empty_when`."""
+
+
+def _first(*queries: Written) -> str:
+    """The first metric in some queries; empty text if they name none of ours."""
+    found = _SELECTOR.search(" ".join(map(_expr, queries)))
+    return found[1] if found else ""
+
+
+def _expr(query: Written) -> str:
+    return query if isinstance(query, str) else query["expr"]
+
+
+def _with_those_beside(queries: Mapping[str, Written]) -> dict[str, Written]:
+    """The queries by their legends, each metric with its interval, null and standard error."""
+    found, named = dict[str, Written](), " ".join(map(_expr, queries.values()))
+    for legend, query in queries.items():
+        found[legend] = query
+        if selector := _SELECTOR.fullmatch(_expr(query)):
+            for word, end in BESIDE.items():
+                name = named_beside(selector[1], word)
+                if name in REGISTRY.specs and name not in named:
+                    expr = selector[0].replace(selector[1], name)
+                    found[f"{legend}, {end}"] = expr if isinstance(query, str) else {**query, "expr": expr}
+    return found
+
+
+def _query(legend: str, written: Written, empty_when: str) -> Query:
     if isinstance(written, Mapping):
         return _query(legend, written["expr"], written["empty_when"])
     if _PER_SECOND.search(written):

@@ -34,7 +34,6 @@ from squelch.envs.countdown.expressions import (
     uses_numbers,
     value_of,
 )
-from squelch.envs.countdown.prompts import WORDS
 from squelch.envs.countdown.published import MAX_NUMBERS, MIN_NUMBERS, MOST, published, published_puzzle
 from squelch.envs.text import PRINTABLE
 from squelch.envs.wording import (
@@ -47,6 +46,7 @@ from squelch.envs.wording import (
     generic_reasoning,
     listed,
     shuffled,
+    wordings_beside,
 )
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NAMES_FILES
@@ -101,6 +101,9 @@ class Step:
     sign: str
     right: int
     result: int
+
+
+WORDS = wordings_beside(__file__)
 
 
 def puzzle_text(numbers: Sequence[int], target: int, wording: Wording = WORDS["tiny"]) -> str:

@@ -81,7 +81,9 @@ def find_files(source: Source, split: str, subset: str | None = None) -> list[Pa
         return _pick_local([Path(path) for path in source], None, split, subset)
     path = Path(source)
     if is_folder(path):
-        names = [p for p in path.rglob("*") if p.is_file() and not any(part[0] == "." for part in _inside(p, path))]
+        names = [
+            p for p in path.rglob("*") if p.is_file() and not any(part[0] == "." for part in p.relative_to(path).parts)
+        ]
         found = _pick_local(names, path, split, subset)
         _require_all(found)
         return found
@@ -121,10 +123,6 @@ def place_of(name: str) -> Place | None:
 
 def _words(stem: str) -> list[str]:
     return re.findall(r"[a-z]+", stem.lower())
-
-
-def _inside(path: Path, folder: Path) -> tuple[str, ...]:
-    return path.relative_to(folder).parts
 
 
 def _choose_subset(known: Sequence[str], subset: str | None, where: str) -> str:

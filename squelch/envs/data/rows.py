@@ -108,11 +108,7 @@ def split_rows(
 
 
 def both_splits(
-    source: Source,
-    row_type: type[Row],
-    group_by: str,
-    text_of: Callable[[Any], str],
-    beside: Beside,
+    source: Source, row_type: type[Row], group_by: str, text_of: Callable[[Any], str], beside: Beside
 ) -> dict[Split, Part[Row]]:
     """Both splits, as `split_rows` gives them, of which every row is read once."""
     return _parted(*_opened(source, row_type, None), group_by, text_of, beside)
@@ -143,11 +139,7 @@ def _require_same_columns(shards: Sequence[Shard]) -> None:
 
 
 def _parted(
-    rows: Rows[Row],
-    published: Rows[Row] | None,
-    group_by: str,
-    text_of: Callable[[Any], str],
-    beside: Beside | None,
+    rows: Rows[Row], published: Rows[Row] | None, group_by: str, text_of: Callable[[Any], str], beside: Beside | None
 ) -> dict[Split, Part[Row]]:
     digests = _digests(rows, group_by, text_of, beside)
     if published is None:

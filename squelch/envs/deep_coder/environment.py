@@ -25,7 +25,6 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.data.rows import shuffled
 from squelch.envs.deep_coder.human_eval import DATA as HUMAN_EVAL
 from squelch.envs.deep_coder.human_eval import problems, read_human_eval
-from squelch.envs.deep_coder.prompts import WORDS
 from squelch.envs.deep_coder.published import published, read_problem
 from squelch.envs.deep_coder.tasks import (
     DIFFICULTIES,
@@ -42,7 +41,7 @@ from squelch.envs.deep_coder.tasks import (
 from squelch.envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
 from squelch.envs.sandbox.own_time import STRETCH
 from squelch.envs.text import printable
-from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, wordings_beside
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NamesFiles
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of
@@ -91,7 +90,7 @@ class DeepCoder(TextEnv, Demonstrator):
     max_turns = 1
     max_action_length = MAX_PROGRAM
     max_observation_length = MAX_TEXT
-    wordings = WORDS
+    wordings = wordings_beside(__file__)
     options: DeepCoderOptions
 
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:

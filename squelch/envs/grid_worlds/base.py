@@ -4,7 +4,7 @@ Invariants: an observation ends with `side` rows of `side` symbols, cells separa
 symbol is in `legend`; before the rows it has nothing, or the cells of all that `nouns` names (`observation_format`); a
 picture of the same board stands after them, or in place of all text;
 in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
-token per cell. `squelch/envs/grid_worlds/prompts.py` holds the words, and `claims.py` the judge of reasonings.
+token per cell. `squelch/envs/grid_worlds/prompts.yaml` holds the words, and `claims.py` the judge of reasonings.
 """
 
 from __future__ import annotations

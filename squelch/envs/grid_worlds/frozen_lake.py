@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
-from squelch.envs.grid_worlds.prompts import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
-from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
+from squelch.envs.grid_worlds.symbols import FROZEN_LAKE, FROZEN_LAKE_NOUNS
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled, wordings_beside
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
@@ -158,7 +158,7 @@ class FrozenLake(GridEnv):
     actions = ("Left", "Down", "Right", "Up")
     legend = FROZEN_LAKE
     nouns = FROZEN_LAKE_NOUNS
-    wordings = FROZEN_LAKE_WORDS
+    wordings = wordings_beside(__file__, "frozen_lake")
     options: FrozenLakeOptions
 
     @property

@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
-from squelch.envs.grid_worlds.prompts import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
-from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
+from squelch.envs.grid_worlds.symbols import SOKOBAN, SOKOBAN_NOUNS
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled, wordings_beside
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 BOX_REWARD, DONE_REWARD = 1.0, 10.0  # appendix B.1
@@ -278,7 +278,7 @@ class Sokoban(GridEnv):
     actions = ("Left", "Down", "Right", "Up")
     legend = SOKOBAN
     nouns = SOKOBAN_NOUNS
-    wordings = SOKOBAN_WORDS
+    wordings = wordings_beside(__file__, "sokoban")
     options: SokobanOptions
 
     @property

@@ -23,9 +23,16 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.data.rows import Part, shuffled, split_rows
 from squelch.envs.meta_math_qa import answers
 from squelch.envs.meta_math_qa.problems import generate
-from squelch.envs.meta_math_qa.prompts import WORDS
 from squelch.envs.text import printable
-from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
+from squelch.envs.wording import (
+    DEFAULT_QUALITY,
+    DemonstrationQuality,
+    Rng,
+    choose,
+    generic_reasoning,
+    listed,
+    wordings_beside,
+)
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
@@ -108,7 +115,7 @@ class MetaMathQA(TextEnv, Demonstrator):
     max_turns = 3
     max_action_length = answers.MAX_LENGTH
     max_observation_length = 8000
-    wordings = WORDS
+    wordings = wordings_beside(__file__)
     options: MetaMathQAOptions
 
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:

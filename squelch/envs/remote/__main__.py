@@ -54,11 +54,7 @@ class ServedEnvironment:
 
 
 def server_of(
-    name: str,
-    options: dict[str, Any],
-    token: str | None = None,
-    timeout_s: float = 10.0,
-    prompt: PromptName = "tiny",
+    name: str, options: dict[str, Any], token: str | None = None, timeout_s: float = 10.0, prompt: PromptName = "tiny"
 ) -> EnvironmentServer:
     """The server of one environment in one style. Raises ValueError for an unknown name or option, and for options that
     the style cannot express."""

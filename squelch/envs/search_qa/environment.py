@@ -23,11 +23,10 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.retrieval import Found, HttpRetriever, Retriever, open_index
 from squelch.envs.retrieval.corpus import open_corpus
 from squelch.envs.search_qa.hotpot import HotpotQuestions, open_contexts
-from squelch.envs.search_qa.prompts import WORDS
 from squelch.envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
 from squelch.envs.search_qa.world import MIN_PASSAGES, World, generate
 from squelch.envs.text import PRINTABLE, printable
-from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, wordings_beside
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import Split
@@ -88,7 +87,7 @@ class SearchQA(TextEnv, Demonstrator):
     name = "SearchQA"
     Options = SearchQAOptions
     options: SearchQAOptions
-    wordings = WORDS
+    wordings = wordings_beside(__file__)
     max_turns = 5
     max_action_length = MAX_ARGUMENT + len("search[]")
 

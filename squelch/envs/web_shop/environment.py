@@ -43,9 +43,8 @@ from squelch.envs.web_shop.pages import (
     text_page,
 )
 from squelch.envs.web_shop.products import Catalogue, Goal, Product, best_choice, purchase_reward
-from squelch.envs.web_shop.prompts import WORDS
 from squelch.envs.web_shop.published import PublishedShop
-from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, wordings_beside
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import Split
@@ -101,7 +100,7 @@ class WebShop(TextEnv, Demonstrator):
     name = "WebShop"
     Options = WebShopOptions
     options: WebShopOptions
-    wordings = WORDS
+    wordings = wordings_beside(__file__)
     max_turns = 8
     max_action_length = MAX_ARGUMENT + len("search[]")
 

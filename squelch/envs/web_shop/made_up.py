@@ -51,16 +51,7 @@ DEPARTMENTS = (
     Department(
         "kitchen",
         ("kettle", "pan", "mug", "knife", "bowl", "toaster", "tray", "jar"),
-        (
-            "stainless steel",
-            "non stick",
-            "dishwasher safe",
-            "bpa free",
-            "heat resistant",
-            "stackable",
-            "solid",
-            "oak",
-        ),
+        ("stainless steel", "non stick", "dishwasher safe", "bpa free", "heat resistant", "stackable", "solid", "oak"),
         (("color", COLORS),),
     ),
     Department(

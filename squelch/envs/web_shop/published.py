@@ -121,7 +121,7 @@ class PublishedShop:
             identity = f"{split}\n{file_identity(self._files)}"
             self._goals[split] = open_index("goals", identity, lambda: self._owned(split), self._cache)
         turn, place = divmod(seed, len(self._goals[split]))
-        wish = _unpack_wish(self._goals[split].passage(place).payload)
+        wish = Wish(**_with_tuples(json.loads(self._goals[split].passage(place).payload)))
         product = self.product(wish.row)
         return _goal(wish, product, wish.options if wish.options is not None else _combination(product, turn))
 
@@ -188,10 +188,6 @@ def _unpack(payload: str) -> Product:
     fields: dict[str, Any] = json.loads(payload)
     options = tuple((name, tuple(values)) for name, values in fields.pop("options"))
     return Product(**_with_tuples(fields), options=options)
-
-
-def _unpack_wish(payload: str) -> Wish:
-    return Wish(**_with_tuples(json.loads(payload)))
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,7 @@ from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS, Compat
 from squelch.kit.filter.ticket_order import ticket_order
 
-RANGES = {
-    "rho": "in (0, 1]",
-    "epsilon": "at least 0",
-    "band": "two quantiles, 0 <= LOW <= HIGH <= 1",
-}
+RANGES = {"rho": "in (0, 1]", "epsilon": "at least 0", "band": "two quantiles, 0 <= LOW <= HIGH <= 1"}
 """The valid range of each setting that is a number."""
 
 

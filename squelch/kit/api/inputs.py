@@ -70,11 +70,7 @@ def _row(given: dict[str, Any], index: int) -> Row:
 
 
 def reader_of(
-    tokenizer: Any,
-    vocab_size: int,
-    where: Where,
-    turns: Turns = "first",
-    tools: Sequence[Any] | None = None,
+    tokenizer: Any, vocab_size: int, where: Where, turns: Turns = "first", tools: Sequence[Any] | None = None
 ) -> SampleReader:
     """What converts rows with the caller's tokenizer, which stays as it is. `where`: where reasonings lie; the others
     are as of `squelch.score`.

@@ -88,10 +88,7 @@ def parts_in(store: Store, folder: str) -> list[Part]:
     with reading(store.where(folder)):
         single = [(_NAME.fullmatch(key), key) for key in store.list(f"{_inside(folder)}step-")]
         merged = [_merged(key) for key in store.list(f"{_inside(folder)}steps-")]  # after the parts, as said above
-    return [
-        *(part for part in merged if part),
-        *(Part(key, (int(match[1]),)) for match, key in single if match),
-    ]
+    return [*(part for part in merged if part), *(Part(key, (int(match[1]),)) for match, key in single if match)]
 
 
 def _merged(key: str) -> Part | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from squelch.kit.archive.schema import TRAJECTORY_SCHEMA
 from squelch.kit.records.content import Picture, content_key
-from squelch.kit.records.failures import Failure, failure_of
+from squelch.kit.records.failures import failure_of
 from squelch.kit.records.records import Group, Segment, Trajectory, Turn, VersionSpan
 from squelch.kit.untrusted.secrets import masked, masked_settings
 
@@ -100,14 +100,10 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         turns=[Turn(**{name: value for name, value in turn.items() if name != "content_key"}) for turn in row["turns"]],
         success=row["success"],
         truncated=row["truncated"],
-        failure=_failure(row["failure_cause"], row["failure_detail"]),
+        failure=None if row["failure_cause"] is None else failure_of(row["failure_cause"], row["failure_detail"] or ""),
         worker=row["worker"],
         bootstrap_last_state=row["bootstrap_last_state"],
         version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
         pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
         segments=tuple(Segment(**segment) for segment in row["segments"] or ()),
     )
-
-
-def _failure(cause: str | None, detail: str | None) -> Failure | None:
-    return None if cause is None else failure_of(cause, detail or "")

@@ -100,11 +100,7 @@ class Archive:
         self._scores = Merging(self.store, SCORES, MERGED_SCHEMA, DICTIONARY, rows_to_merge)
 
     def write_groups(
-        self,
-        step: int,
-        tables: Sequence[pa.Table],
-        decisions: Mapping[str, DecisionLike],
-        filter_text: str = "",
+        self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, DecisionLike], filter_text: str = ""
     ) -> None:
         """Writes all groups of a training step, then their rows in the index; both replace an earlier write of the
         step. Then merges a few older parts.

@@ -80,11 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
     parser.add_argument(
-        "--templates",
-        type=natural,
-        default=5,
-        metavar="N",
-        help="list N reasonings that fit every prompt (default: 5)",
+        "--templates", type=natural, default=5, metavar="N", help="list N reasonings that fit every prompt (default: 5)"
     )
     parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
     add_scoring(parser)

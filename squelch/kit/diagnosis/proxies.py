@@ -227,12 +227,7 @@ def usable(
 
 
 def _check_shapes(
-    num_samples: int,
-    num_columns: int,
-    lengths: np.ndarray,
-    source: np.ndarray,
-    weights: np.ndarray,
-    prompt: np.ndarray,
+    num_samples: int, num_columns: int, lengths: np.ndarray, source: np.ndarray, weights: np.ndarray, prompt: np.ndarray
 ) -> None:
     expected = {"lengths": (lengths, num_samples), "source": (source, num_samples)}
     expected |= {"column_weights": (weights, num_columns), "prompt_id": (prompt, num_columns)}

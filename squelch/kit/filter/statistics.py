@@ -84,14 +84,7 @@ STATISTICS: Mapping[str, Statistic] = {
             needs=2,
             reduce_ragen=sample_std,
         ),
-        Statistic(
-            "reward_std",
-            "returns",
-            sample_std,
-            "reward",
-            "sample standard deviation of the returns",
-            needs=2,
-        ),
+        Statistic("reward_std", "returns", sample_std, "reward", "sample standard deviation of the returns", needs=2),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),
         Statistic("reward_mean", "returns", mean, "reward", "mean of the returns", may_be_negative=True),
         Statistic(

@@ -292,13 +292,7 @@ class FilterWindow:
         report.metrics["floor_groups"] = float(sum(entry.code == "floor" for entry in ordered))
 
     def _report(
-        self,
-        step: int,
-        found: _Step,
-        masks: Sequence[Mask],
-        wanted: int,
-        action: Action,
-        filtered: bool,
+        self, step: int, found: _Step, masks: Sequence[Mask], wanted: int, action: Action, filtered: bool
     ) -> StepDecision:
         ordered = sorted(found.entries.values(), key=lambda entry: ticket_key(entry.group_id))
         lists: dict[str, list[Decision]] = {"kept": [], "dropped": [], "refused": []}

@@ -88,9 +88,8 @@ class Findings:
     def __init__(self, ignore: Collection[str] = (), steps: int | None = None) -> None:
         for name in ignore:
             entry_of(name)
-        self._most = steps or sys.maxsize
         self._entries = {name: entry for name, entry in catalogue().items() if name not in ignore}
-        self._history, self._tasks = History(self._most), Tasks()
+        self._history, self._tasks = History(steps or sys.maxsize), Tasks()
         self._stands = {name: _Stand() for name in self._entries}
         self._exported: set[tuple[str, Severity]] = set()
 
@@ -105,6 +104,10 @@ class Findings:
         found = [stand.finding for stand in self._stands.values() if stand.finding is not None]
         return sorted(found, key=lambda one: (-one.rank, one.since))
 
+    def ends(self, steps: int) -> None:
+        """The next step is the last of so many: a threshold needs no more of them."""
+        self._history.most = steps
+
     def step(self, view: StepView) -> tuple[dict[str, float], list[Change]]:
         """Takes a step; returns its own metrics (flat keys: what its groups and texts show, the findings that hold, the
         seconds that this took) and what changed."""
@@ -115,12 +118,17 @@ class Findings:
         changes = [
             change
             for name, entry in self._entries.items()
-            if (level := LEVELS[name](self._history)) is not None and math.isfinite(level.value)
+            if (level := self.level(name)) is not None
             if (change := self._take(entry, level, metrics, shown)) is not None
         ]
         order = {"worsened": 0, "began": 0, "ended": 1}
         changes.sort(key=lambda change: (order[change.kind], -change.finding.rank))
         return {**shown.metrics, **self.metrics(), "seconds/findings": time.perf_counter() - started}, changes
+
+    def level(self, name: str) -> Level | None:
+        """A finding's level in the newest step; None if the step does not show it."""
+        level = LEVELS[name](self._history)
+        return level if level is not None and math.isfinite(level.value) else None
 
     def metrics(self) -> dict[str, float]:
         """`finding/NAME/SEVERITY`: 1 for those that hold, 0 for those that held."""
@@ -143,7 +151,7 @@ class Findings:
             if not stand.above.get(severity):
                 stand.first[severity] = step
             stand.above[severity] = stand.above.get(severity, 0) + 1
-            if stand.above[severity] >= min(steps, self._most):
+            if stand.above[severity] >= min(steps, self._history.most):
                 reached = severity
         before = stand.finding
         if before is None and any(self._holds(other) for other in entry.unless):

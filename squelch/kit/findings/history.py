@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +17,10 @@ FIRST = 10
 
 class History:
     """The metrics that levels ask for. A key is known in a step if its value is finite; it is held from the first step
-    in which a level asks for it. `most`: steps that suffice for a recent value, where there are few."""
+    in which a level asks for it. `most`: steps that suffice for a threshold and a recent value, where there are few."""
 
-    def __init__(self, most: int = WINDOW) -> None:
-        self._most = most
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self.most = most
         self.step = 0
         """The newest step."""
         self._newest: dict[str, float] = {}
@@ -61,7 +62,7 @@ class History:
     def recent(self, key: str, steps: int = 5) -> float | None:
         """The median of the last so many known values; None before there are so many, or if the newest step has none:
         a level is of the newest step."""
-        steps = min(steps, self._most)
+        steps = min(steps, self.most)
         values = self.last(key, steps)
         return statistics.median(values) if len(values) == steps and self.now(key) is not None else None
 

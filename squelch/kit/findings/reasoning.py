@@ -16,6 +16,8 @@ SIGNIFICANT, MUTE, UNSCORED = "reasoning/significant", "reasoning/mute", "reason
 FEWEST_ANSWERS = 8
 LEAST_SURPRISE = 0.05
 """Nats of an answer below which there is nothing that its reasoning could explain."""
+RISEN = 0.02
+"""How far success must be above that at the start to have risen."""
 
 
 def derived(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -144,13 +146,14 @@ def _grows(history: History) -> Level | None:
 
 
 def _actions_fall(history: History) -> Level | None:
-    ratio, success = history.change("actions_per_turn", 10), history.recent("success", 10)
+    ratio, success = history.change("actions_per_turn"), history.recent("success", 10)
     before = history.early("success")
     if ratio is None or success is None or before is None:
         return None
-    facts = {"before": history.early("actions_per_turn"), "now": history.recent("actions_per_turn", 10)}
-    falls = success < before - 0.05
-    return Level(1 - ratio if falls else 0.0, {**facts, "success_before": before, "success": success})
+    facts = {"before": history.early("actions_per_turn"), "now": history.recent("actions_per_turn")}
+    return Level(
+        1 - ratio if success < before + RISEN else 0.0, {**facts, "success_before": before, "success": success}
+    )
 
 
 LEVELS: Levels = {

@@ -71,21 +71,29 @@ def _one_term(history: History) -> Level | None:
     return Level(shares[name] + 0.1 * form, {"term": name, "share": shares[name]})
 
 
-def _validation_falls(history: History) -> Level | None:
-    """By how much success is below its best, where the intervals of the two do not overlap; 1 more if the reward has
-    risen meanwhile."""
+def _validation(history: History) -> tuple[Level, bool] | None:
+    """By how much success is below its best, where the intervals of the two do not overlap, and whether the training
+    reward has risen since."""
     success, high = history.now("validation/success"), history.now("validation/success_high")
     if success is None or high is None:
         return None
     seen = list(zip(history.points("validation/success"), history.last("validation/success_low"), strict=False))
     (at, best), low = max(seen, key=lambda one: one[0][1])
-    drop = best - success if high < low else 0.0
     rewards = history.points("reward_mean")
     before = [value for step, value in rewards if step <= at][-5:] or [value for _, value in rewards][:5]
     after = [value for _, value in rewards][-5:]
     rises = bool(before) and statistics.fmean(after) > statistics.fmean(before) + 0.02
-    facts = {"best": best, "at": int(at), "now": success, "reward": "while the training reward rises" if rises else ""}
-    return Level(drop + (1.0 if rises and drop > 0 else 0.0), facts)
+    return Level(best - success if high < low else 0.0, {"best": best, "at": int(at), "now": success}), rises
+
+
+def _hacked(history: History) -> Level | None:
+    found = _validation(history)
+    return None if found is None else found[0] if found[1] else Level(0.0)
+
+
+def _validation_falls(history: History) -> Level | None:
+    found = _validation(history)
+    return None if found is None else Level(0.0) if found[1] else found[0]
 
 
 def _gamed(history: History) -> Level | None:
@@ -122,6 +130,7 @@ LEVELS: Levels = {
     "reward_by_format": smoothed("groups/format_variance", 5),
     "reward_by_one_term": _one_term,
     "criterion_gamed": _gamed,
+    "reward_hacked": _hacked,
     "validation_falls": _validation_falls,
     "success_collapsed": of_key("collapsed"),
     "tasks_never_solved": of_key("tasks/never_solved"),

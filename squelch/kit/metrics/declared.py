@@ -133,6 +133,9 @@ def _measured(spec: MetricSpec, written: Mapping[str, Any]) -> Iterator[MetricSp
 
 
 def _beside(spec: MetricSpec, word: str, suffix: str, help: str, **changed: Any) -> MetricSpec:
-    """A gauge named as `spec`, with the word before the unit."""
-    name = re.sub(r"(_nats|_ratio)?$", rf"_{word}\1", spec.name, count=1)
-    return replace(spec, name=name, key=spec.key + suffix, help=help, **changed)
+    return replace(spec, name=named_beside(spec.name, word), key=spec.key + suffix, help=help, **changed)
+
+
+def named_beside(name: str, word: str) -> str:
+    """The name of a metric's `interval`, `standard_error` or `null`: the word stands before the unit."""
+    return re.sub(r"(_nats|_ratio)?$", rf"_{word}\1", name, count=1)

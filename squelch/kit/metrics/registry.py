@@ -99,13 +99,6 @@ class Registry:
         """The series that a flat key feeds: (specification, label values). Raises ValueError if it feeds none."""
         return self._found(key)
 
-    def has_key(self, key: str) -> bool:
-        """Whether a flat key feeds a metric; one that an earlier release recorded may feed none."""
-        try:
-            return bool(self.series_of(key))
-        except ValueError:
-            return False
-
     def _series_of(self, key: str) -> tuple[Series, ...]:
         series = list(self.known_keys.get(key, ()))
         found = {spec.name for spec, _ in series}

@@ -17,10 +17,6 @@ from squelch.kit.records import pictures as shown_pictures
 KEY_BYTES = 16
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=KEY_BYTES).digest()
-
-
 @dataclass(frozen=True)
 class Picture:
     """One picture in a trajectory: its bytes (`data`), or the key under which they are stored (`reference`)."""
@@ -76,7 +72,7 @@ def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:
     shown = sorted(pictures, key=lambda picture: picture.position)
     parts = [np.ascontiguousarray(ids, dtype="<i4").tobytes(), _number(len(ids))]
     parts += [_number(picture.position) + bytes.fromhex(picture.digest) for picture in shown]
-    return _digest(b"".join([*parts, _number(len(shown))])).hex()
+    return hashlib.blake2b(b"".join([*parts, _number(len(shown))]), digest_size=KEY_BYTES).digest().hex()
 
 
 def _number(value: int) -> bytes:

@@ -169,10 +169,7 @@ class CrossScorer:
 
     @torch.inference_mode()
     def path_sums(
-        self,
-        prompts: Sequence[np.ndarray],
-        rows: Sequence[Sequence[Sequence[Path]]],
-        pictures: Pictures | None = None,
+        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]], pictures: Pictures | None = None
     ) -> list[list[np.ndarray]]:
         """Log-likelihoods, nats, of continuations of each prompt: of row r of prompt j (num_paths,) float64 at [j][r].
 

@@ -38,11 +38,7 @@ class SquelchMixin:
     """
 
     def __init__(
-        self,
-        *positional: Any,
-        observer: Observer | None = None,
-        group_filter: GroupFilter | None = None,
-        **others: Any,
+        self, *positional: Any, observer: Observer | None = None, group_filter: GroupFilter | None = None, **others: Any
     ) -> None:
         trainer: Any = self
         if not isinstance(trainer, GRPOTrainer):

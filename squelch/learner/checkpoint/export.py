@@ -46,11 +46,7 @@ again."""
 
 
 def export(
-    path: Path,
-    policy: Policy,
-    model_dir: Path,
-    file_bytes: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None, dtype: torch.dtype = torch.float32
 ) -> None:
     """Write a Hugging Face folder in `dtype`; a collective. Copies the files of `model_dir` that say how texts become
     ids and pictures patches.

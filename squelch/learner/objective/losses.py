@@ -19,14 +19,7 @@ import torch
 from torch import Tensor
 
 from squelch.learner.config import KLConfig, ObjectiveConfig
-from squelch.learner.objective.components import (
-    AGGREGATIONS,
-    RATIOS,
-    StepSize,
-    bounded,
-    dual_clipped,
-    out_of_bounds,
-)
+from squelch.learner.objective.components import AGGREGATIONS, RATIOS, StepSize, bounded, dual_clipped, out_of_bounds
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 SUM_NAMES = (

@@ -190,13 +190,7 @@ def _stamped(directory: Path) -> TinyReport | None:
 
 
 def _build(
-    building: Path,
-    target: Path,
-    mixture: Mixture,
-    seed: int,
-    recipe: TinyRecipe,
-    digest: str,
-    on_stage: OnStage,
+    building: Path, target: Path, mixture: Mixture, seed: int, recipe: TinyRecipe, digest: str, on_stage: OnStage
 ) -> TinyReport:
     """Build all files in the folder `building`; the report names `target` as the directory."""
     # Both import torch, which the start of a run whose policy is built already does not need.
@@ -301,10 +295,7 @@ def write_tokenizer(
 
 
 def collect(
-    codec: ChatCodec,
-    demonstrations: Iterator[Transcript],
-    num_tokens: int,
-    on_stage: OnStage = ignore_stage,
+    codec: ChatCodec, demonstrations: Iterator[Transcript], num_tokens: int, on_stage: OnStage = ignore_stage
 ) -> list[Demonstration]:
     """The first of the demonstrations that have at least `num_tokens` tokens in total."""
     found: list[Demonstration] = []

@@ -21,11 +21,9 @@ from squelch.kit.archive.writer import Archive
 from tests.cluster.inspector.agent_run import agent_run
 from tests.cluster.inspector.falling_run import falling_run
 from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
-from tests.cluster.inspector.stand_in import Asked
 from tests.kit.text.made import rendering_here
 
 pytestmark = pytest.mark.slow
-PROMETHEUS = Asked()
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def served(folder: Path, prefix: str = "") -> Iterator[str]:
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         access = access_of("127.0.0.1", 8420, None, [])  # at another port, as behind a tunnel
-        inspector = application(RunFolder(folder), access, prometheus=PROMETHEUS)
+        inspector = application(RunFolder(folder), access)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["path"].startswith(f"{prefix}/"):
@@ -106,7 +104,6 @@ PAGES = {
     "/timeline": ".lanes[data-drawn]",
     "/figures": ".charts[data-drawn] .uplot",
     "/where": ".where[data-dimension=turn] td b",
-    "/boards?board=signal": ".boards[data-idle] .panel svg",
     "/search?text=goal": ".hits mark",
 }
 """A part that is there once the page is drawn, by address."""
@@ -344,30 +341,6 @@ def test_a_token_says_its_probability_and_the_theme_stays(page: Page, address: s
     assert page.evaluate("getComputedStyle(document.body).color") != before
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_be_visible()
-
-
-def test_panels_in_the_window_are_drawn_and_others_when_they_come_into_it(page: Page, address: str) -> None:
-    page.goto(f"{address}/boards?board=system")
-    page.wait_for_selector(".boards[data-idle]")
-    drawn = page.locator(".panel svg").count()
-    assert 6 <= drawn < page.locator(".panel").count() // 2
-    boxes = [page.locator(f"[data-panel='{number}']").bounding_box() for number in (0, 1)]
-    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
-    table = page.locator(".panel .values").first
-    table.locator("summary").click()
-    expect(table.locator("td.num").first).to_be_visible()
-    page.locator(".panel").last.scroll_into_view_if_needed()
-    expect(page.locator(".panel").last.locator("svg")).to_have_count(1, timeout=60_000)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_panel_whose_prometheus_is_down_says_so_in_its_place(page: Page, address: str) -> None:
-    PROMETHEUS.error = "Prometheus at http://stand-in cannot be reached; is it running?"
-    try:
-        page.goto(f"{address}/boards?window=15m")
-        expect(page.locator(".panel").first).to_contain_text("cannot be reached")
-    finally:
-        PROMETHEUS.error = ""
 
 
 def test_a_wrong_address_is_answered_in_words(page: Page, address: str) -> None:

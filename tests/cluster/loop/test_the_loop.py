@@ -334,6 +334,19 @@ def test_a_run_that_learns_nothing_says_why_once_in_its_summary_and_in_its_file(
     assert told[0][1] in line and told[0][0].examples[0].text.endswith("completions, each with reward 0")
 
 
+def test_a_run_that_ends_because_it_learns_nothing_says_what_is_wrong_by_the_steps_that_it_has(tmp_path: Path) -> None:
+    """It ends after five steps by default, and the findings need ten."""
+    outcome, archive = made(World(configured(tmp_path, "loop.steps=12"), rewards=always(0.0)))
+    ending = outcome.coordinator.ending
+    assert ending is not None and ending.cause is EndCause.NO_SIGNAL and outcome.steps.admission.clock == 5
+    assert found(archive)[:2] == [("began", "reward_constant", 5), ("began", "none_solved", 5)]
+    told = RunFolder(tmp_path / "run").findings() or []
+    assert [(one.name, one.severity) for one, _ in told][:2] == [
+        ("reward_constant", "critical"),
+        ("none_solved", "warning"),
+    ]
+
+
 def test_a_critical_finding_pauses_a_run_that_asks_for_it_and_an_ignored_one_is_silent(tmp_path: Path) -> None:
     words = ("filter.no_signal_limit=99", "loop.steps=30", "loop.on_alarm=pause")
     outcome, archive = made(World(configured(tmp_path / "paused", *words), rewards=always(0.0)))

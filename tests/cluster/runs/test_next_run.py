@@ -139,7 +139,9 @@ def test_where_environments_are_ranked_alone_the_smallest_keeps_a_group(tmp_path
         ("format_invalid", ("model.path=somewhere",), "environment.prompt=natural"),
         ("none_solved", (), "sampling.group_size=8"),
         ("kl_high", (), "learner.optimizer.learning_rate=0.0001"),
+        ("validation_falls", (), "learner.optimizer.learning_rate=0.0001"),
         ("trajectories_fail", (), ""),
+        ("reward_hacked", (), ""),
     ],
 )
 def test_a_findings_command_changes_the_first_setting_that_can_be(

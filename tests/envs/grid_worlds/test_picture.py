@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.grid_worlds.picture import MAX_CELL_PIXELS, MIN_CELL_PIXELS, picture_of, rows_of
-from squelch.envs.grid_worlds.prompts import FROZEN_LAKE, SOKOBAN
+from squelch.envs.grid_worlds.symbols import FROZEN_LAKE, SOKOBAN
 from squelch.envs.registry import make
 from squelch.envs.wording import PromptName
 from squelch.kit.records.pictures import Picture

@@ -64,6 +64,7 @@ def constant(**faults: float) -> Fault:
     return lambda _: found
 
 
+FALLEN = {"validation/success": 0.2, "validation/success_low": 0.16, "validation/success_high": 0.24}
 FAULTY_FROM = 40
 """The first step with the fault."""
 PLANTED: dict[str, tuple[Fault, str, int]] = {
@@ -110,13 +111,10 @@ PLANTED: dict[str, tuple[Fault, str, int]] = {
     "reward_by_format": (constant(groups__format_variance=0.9), "warning", 20),
     "reward_by_one_term": (constant(groups__term__right=0.05, groups__term__format=0.95), "warning", 20),
     "criterion_gamed": (constant(gaming__raised=1.0, gaming__variance_rise=0.4), "warning", 20),
+    "reward_hacked": (lambda step: FALLEN if step % 20 == 0 else {}, "critical", 41),
     "validation_falls": (
-        lambda step: (
-            {"validation/success": 0.2, "validation/success_low": 0.16, "validation/success_high": 0.24}
-            if step % 20 == 0
-            else {}
-        ),
-        "critical",
+        lambda step: {"reward_mean": 0.3, **(FALLEN if step % 20 == 0 else {})},
+        "warning",
         41,
     ),
     "success_collapsed": (constant(collapsed=1.0), "critical", 20),

@@ -11,7 +11,9 @@ from squelch.kit.findings.catalogue import catalogue
 from squelch.kit.findings.finder import LEVELS, Findings
 from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.findings.view import StepView
-from tests.kit.findings.steps import FAULTY_FROM, PLANTED, constant, follow
+from tests.kit.findings.steps import FALLEN, FAULTY_FROM, PLANTED, constant, follow
+
+SLOWER = {"learner.optimizer.learning_rate": "x0.5"}
 
 
 def test_every_finding_has_a_level_and_a_planted_fault() -> None:
@@ -73,6 +75,15 @@ def test_a_cause_hides_its_consequence() -> None:
     assert [one.name for one in findings.open] == ["turns_cut"]
     follow(findings, range(40, 60), lambda step: {**fault(step), "turns_cut/reasoning": 0.0})
     assert [one.name for one in findings.open] == ["none_solved"]
+
+
+def test_validation_that_falls_is_blamed_on_the_reward_that_rises_and_else_on_the_updates() -> None:
+    for reward, name, settings in (({}, "reward_hacked", ()), ({"reward_mean": 0.3}, "validation_falls", (SLOWER,))):
+        findings = Findings()
+        follow(findings, range(1, 61), lambda step, reward=reward: reward | (FALLEN if step in (40, 60) else {}))
+        found = [one for one in findings.open if one.name in ("reward_hacked", "validation_falls")]
+        assert [one.name for one in found] == [name] and found[0].entry.settings == settings
+        assert "0.200, and was 0.340 at step 20" in found[0].says, "before step 40"
 
 
 def test_what_is_not_known_changes_nothing() -> None:

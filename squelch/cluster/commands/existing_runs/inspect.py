@@ -10,11 +10,9 @@ import os
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_run_place, place_of
-from squelch.cluster.grafana.address import address
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
 from squelch.kit.commands.arguments import natural
-from squelch.kit.process.terminal import say
 
 PORT = 8420
 TOKEN = "SQUELCH_INSPECT_TOKEN"
@@ -23,7 +21,7 @@ LEAST_TOKEN = 16
 HELP = """\
 Serves a web page that shows a live or finished run: every group with its reward spread and the filter's decision, the
 trajectories of a group side by side, the score matrix, the reasonings nearest to every prompt, the actors' spans, and
-with --prometheus the panels of the Grafana dashboards.
+the curves of the run.
 
 The page is at http://127.0.0.1:8420/ and reachable from this machine alone. With --host on another address a token is
 needed, which is printed with the address. Keys on the page: j and k move, Enter opens, / searches, ? lists all."""
@@ -31,7 +29,6 @@ needed, which is printed with the address. Keys on the page: j and k move, Enter
 EPILOG = f"""\
 examples:
   squelch inspect runs/frozenlake
-  squelch inspect runs/frozenlake --prometheus own              with the dashboards, by a Prometheus that it starts
   squelch inspect runs/sokoban --compare runs/no-filter         the curves of both
   squelch inspect runs/sokoban --port 0                         a free port
   squelch inspect s3://bucket/runs/sokoban                      a run in its store
@@ -39,9 +36,7 @@ examples:
   ssh -L 8420:127.0.0.1:8420 gpu7                               the page of a run on another machine
 
 environment:
-  {TOKEN}    the token, instead of a random one; at least {LEAST_TOKEN} characters
-  PROMETHEUS_TOKEN         bearer token for --prometheus URL
-  SQUELCH_METRICS_TOKEN    the run's, for --prometheus own, if the run exports its metrics beyond loopback"""
+  {TOKEN}    the token, instead of a random one; at least {LEAST_TOKEN} characters"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,12 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a further name under which browsers may reach the page, e.g. that of a proxy; may be repeated",
     )
     parser.add_argument(
-        "--prometheus",
-        metavar="URL",
-        help="Prometheus that scrapes the run, for the page of the dashboards; `own` starts one (Debian's package "
-        "prometheus) that holds what the run has recorded and scrapes it while it lives",
-    )
-    parser.add_argument(
         "--compare",
         action="append",
         default=[],
@@ -75,17 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C."""
-    from squelch.cluster.inspector.server import OWN, serve
+    from squelch.cluster.inspector.server import serve
 
     token = os.environ.get(TOKEN) or None
     if token is not None and len(token) < LEAST_TOKEN:
         raise UserError(f"{TOKEN} has {len(token)} characters; give at least {LEAST_TOKEN}, or leave it out")
     if options.port > 65535:
         raise UserError(f"--port {options.port}: a port is a number from 0 to 65535")
-    if options.prometheus not in (None, OWN):
-        address(options.prometheus, "--prometheus")
     folder, *others = (_folder(place) for place in (options.run_dir, *options.compare))
-    serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus, others)
+    serve(folder, options.host, options.port, token, options.allow_host, others)
     return 0
 
 

@@ -48,7 +48,7 @@ function move(by) {
 
 // --- keys ---
 
-const PLACES = { r: "./", g: "groups", s: "scores", m: "templates", l: "timeline", f: "figures", w: "where", b: "boards" };
+const PLACES = { r: "./", g: "groups", s: "scores", m: "templates", l: "timeline", f: "figures", w: "where" };
 let prefix = 0;
 
 function follow(selector) { document.querySelector(selector)?.click(); }

@@ -217,10 +217,4 @@ class OpenSteps:
 
 
 def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
-    return TicketSource(
-        config.mixture,
-        config.sampling.group_size,
-        config.seed,
-        config.sampling.temperature,
-        cursor,
-    )
+    return TicketSource(config.mixture, config.sampling.group_size, config.seed, config.sampling.temperature, cursor)

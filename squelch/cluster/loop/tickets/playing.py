@@ -108,10 +108,7 @@ class Play:
             return self._unplayable(ticket, error.failure)
 
     async def _attempts(
-        self,
-        what: str,
-        play: Callable[[Client, str], Coroutine[Any, Any, T]],
-        failed: Callable[[T], Iterable[Failure]],
+        self, what: str, play: Callable[[Client, str], Coroutine[Any, Any, T]], failed: Callable[[T], Iterable[Failure]]
     ) -> T:
         """The result of `play` on an environment actor and the rollout worker of this name. If an actor is dead, is
         late or raises, `play` is retried on the next of both; _Unplayed after `loop.max_attempts`. `failed`: the

@@ -17,7 +17,7 @@ from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, new
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.findings import check_command, write_findings
+from squelch.cluster.runs.findings import FEWEST, check_command, write_findings
 from squelch.cluster.runs.next_run import remedy, ways_on
 from squelch.kit.findings.finder import Change, Finding, Findings
 from squelch.kit.findings.view import GroupView, StepView, TextView
@@ -51,8 +51,11 @@ class FindingsWatcher(Watcher):
         return pause
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Keeps the step's groups for its record."""
+        """Keeps the step's groups for its record. A run that ends because it learns nothing is judged by the steps that
+        it has."""
         self._played = step.window.summaries()
+        if step.decision.action == "abort":
+            self.findings.ends(max(FEWEST, step.number))
         return {}
 
     def record(self, step: int, flat: dict[str, float]) -> list[str]:

@@ -13,14 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from squelch.cluster.runs.in_store.manifest import (
-    ReadOnly,
-    Snapshot,
-    answering,
-    find_run,
-    newest,
-    numbers,
-)
+from squelch.cluster.runs.in_store.manifest import ReadOnly, Snapshot, answering, find_run, newest, numbers
 from squelch.cluster.runs.listing import runs_in
 from squelch.kit.archive.bucket import open_store
 from squelch.kit.archive.store import LocalStore, Stat

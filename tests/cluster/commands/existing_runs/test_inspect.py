@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
@@ -17,8 +16,6 @@ import uvicorn
 from squelch.cluster.cli import main
 from squelch.cluster.inspector.server import listen
 from tests.cluster.inspector.small_run import small_run
-from tests.cluster.report.synthetic import Made, write_run
-from tests.prometheus import need_prometheus
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -36,8 +33,6 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(
         port = str(other.getsockname()[1])
         assert "choose a free port with --port" in refused(capsys, str(folder), "--port", port)
     assert "from 0 to 65535" in refused(capsys, str(folder), "--port", "70000")
-    assert "--prometheus" in refused(capsys, str(folder), "--port", "0", "--prometheus", "nonsense")
-    assert "credentials" in refused(capsys, str(folder), "--port", "0", "--prometheus", "http://me:secret@p:9090")
     assert "holds no run" in refused(capsys, str(folder), "--compare", str(tmp_path))
     assert "tells them apart by name" in refused(capsys, str(folder), "--port", "0", "--compare", str(folder))
     monkeypatch.setenv("SQUELCH_INSPECT_TOKEN", "short")
@@ -70,31 +65,6 @@ def test_a_run_folder_whose_metrics_are_damaged_is_refused_by_line(
     folder = small_run(tmp_path / "small", 1)
     (folder / "metrics.jsonl").write_text('{"step": "one"}\n')
     assert "metrics.jsonl" in refused(capsys, str(folder), "--port", "0")
-
-
-@pytest.mark.slow
-def test_a_prometheus_of_its_own_fills_the_boards_and_ends_with_the_command(tmp_path: Path) -> None:
-    need_prometheus("promtool"), need_prometheus()
-    folder = write_run(tmp_path, Made("made", steps=8))
-    command = [
-        sys.executable,
-        "-m",
-        "squelch.cluster.cli",
-        "inspect",
-        str(folder),
-        "--port",
-        "0",
-        "--prometheus",
-        "own",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
-        address = re.search(r"http://\S+", server.stdout.readline())[0]
-        (started,) = psutil.Process(server.pid).children()
-        with urllib.request.urlopen(f"{address}boards/panel?board=reasoning&panel=0", timeout=180) as answer:
-            drawn = answer.read().decode()
-        server.send_signal(signal.SIGINT)
-        assert server.wait(180) in (0, 130)
-    assert "first_turn" in drawn and "no data" not in drawn and not started.is_running()
 
 
 @pytest.mark.slow
