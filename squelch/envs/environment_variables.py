@@ -4,7 +4,7 @@ would take for its own: which are left out or replaced, for whom, and why. `sque
 | whose | done by |
 |---|---|
 | `EVERY`: every process of a run, its driver included | `clear`, when the process begins |
-| `AGENT`: the command that plays a trajectory | `envs.agent.environment_variables` |
+| `AGENT`, `HOMES`: the command that plays a trajectory | `envs.agent.environment_variables` |
 | `CELL`: the runs of a sweep | `cluster.sweep.cells` |
 """
 
@@ -72,6 +72,12 @@ AGENT = (
         "an agent's command gets none: its calls, with the endpoint's token, would go elsewhere",
     ),
 )
+HOMES = (
+    _named(
+        r"XDG_(CACHE|CONFIG|DATA|STATE)_HOME|CODEX_HOME|CLAUDE_CONFIG_DIR",
+        "an agent's command gets none: its home is its trajectory's, unless environment.options.keep_home says else",
+    ),
+)
 CELL = (_named(r"WANDB_RUN_ID", "the runs of a sweep get none: W&B would take all of them for one run"),)
 left_out: dict[str, str] = {}
 """The variables that `clear` has left out of this process, and their values."""
@@ -101,7 +107,7 @@ def without(variables: Mapping[str, str], mistaken: Sequence[Mistaken]) -> dict[
 
 def found() -> Iterator[tuple[str, str]]:
     """(name, what becomes of it and why) of each variable around this process that a child would mistake."""
-    tables = ((EVERY, "left out of a run's processes: "), (AGENT, ""), (CELL, ""))
+    tables = ((EVERY, "left out of a run's processes: "), ((*AGENT, *HOMES), ""), (CELL, ""))
     for name, value in sorted({**os.environ, **left_out}.items()):
         for fate in (f"{words}{one.why}" for table, words in tables for one in table if one.has(name, value)):
             yield name, fate

@@ -38,6 +38,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
@@ -71,8 +72,8 @@ PAUSE_S, LONGEST_PAUSE_S, STRANGERS_PAUSE_S = 0.005, 1.0, 0.2
 trajectory. An agent that floods so costs the others little."""
 LINGER_S, SHUTDOWN_S = 2.0, 5.0
 """Seconds in which the rest of a refused body is read; and in which requests are answered when the server ends."""
-
-
+LARGE_BYTES, MOST_THREADS = 2**16, 64
+"""Bytes from which a body is parsed in a thread; and the most threads, in which requests are placed, too."""
 PULSE_S = 5.0
 """Seconds after which a stream is opened, and between two events of one that waits."""
 _HEADERS = {"Cache-Control": "no-store", "Server": "squelch"}
@@ -134,6 +135,7 @@ class Endpoint:
         self._http: _Http | None = None
         self._listening: asyncio.Server | None = None
         self._base_url = ""
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "endpoint")
 
     async def start(self) -> None:
         """Listens on a free port. OSError if the address is none of this machine."""
@@ -151,6 +153,7 @@ class Endpoint:
             self._listening.close()
             self._http.pre_shutdown()  # else it would wait for the next request of every idle connection
             await self._http.shutdown(SHUTDOWN_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def open(
         self,
@@ -183,6 +186,7 @@ class Endpoint:
             temperature,
             self._forget,
             untrained,
+            self._threads,
         )
         self._sessions[_digest(token)] = session
         return session
@@ -252,15 +256,9 @@ class Endpoint:
                 raise Refused(
                     429, "too_many_at_once", f"the trajectory makes more than {most} calls at once", retry=True
                 )
-            try:
-                body = parse_object(await self._body(request, session), "the request")
-            except Unreadable as error:
-                raise malformed(str(error)) from error
-            chat, writer = dialect.read(body, session.reading())
-            rule = session.untrained(AgentCall(model_at(body), request.headers, bool(chat.tools)))
+            chat, writer, key, rule = await self._read(await self._body(request, session), request, dialect, session)
             if counts and dialect.count is not None:
-                return await self._send(request, dialect.count(session.num_fed(chat, rule)), 200, _told(chat))
-            key = f"{dialect.path} {rule}".encode() + dialect.fields.key(body)
+                return await self._send(request, dialect.count(await session.num_fed(chat, rule)), 200, _told(chat))
             answer = self._answer(request, session, chat, key, rule)
             client = request.transport
             answer.clients |= {client} if client is not None else set()
@@ -270,6 +268,15 @@ class Endpoint:
                 answer.clients.discard(client)
         finally:
             session.in_progress -= 1
+
+    async def _read(
+        self, data: bytes, request: web.BaseRequest, dialect: Dialect, session: Session
+    ) -> tuple[Request, Writer, bytes, str]:
+        """As `_read`."""
+        if len(data) < LARGE_BYTES:
+            return _read(data, request.headers, dialect, session)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _read, data, request.headers, dialect, session)
 
     def _answer(self, request: web.BaseRequest, session: Session, chat: Request, key: bytes, rule: str) -> Answer:
         retries = request.headers.get("x-stainless-retry-count", "0")
@@ -334,7 +341,7 @@ class Endpoint:
         if not writer.is_stream:
             response, last = _response(writer.whole(reply), 200, headers), b""
         elif opened is None:
-            response, last = _events(headers), writer.opening(answer.begun) + writer.rest(reply)
+            response, last = _events(headers), writer.opening(reply) + writer.rest(reply)
         else:
             response, last = opened, writer.rest(reply)
         sent = await self._write(request, response, last, ends=True)
@@ -350,6 +357,8 @@ class Endpoint:
         """The stream, which is opened if its turn takes long; returns once the turn is over or the client is gone."""
         opened: web.StreamResponse | None = None
         while not (await asyncio.wait({answer.task}, timeout=PULSE_S))[0]:
+            if answer.begun is None:  # it may still be refused
+                continue
             if opened is None:
                 opened, data = _events(headers), writer.opening(answer.begun)
             else:
@@ -395,6 +404,20 @@ class Endpoint:
             log.debug("a client was gone before its answer")
             return False
         return transport is not None
+
+
+def _read(
+    data: bytes, headers: Mapping[str, str], dialect: Dialect, session: Session
+) -> tuple[Request, Writer, bytes, str]:
+    """(the request in a body, the writer of its answer, the key of its content, the rule by which it is not trained
+    on). Raises Refused."""
+    try:
+        body = parse_object(data, "the request")
+    except Unreadable as error:
+        raise malformed(str(error)) from error
+    chat, writer = dialect.read(body, session.reading())
+    rule = session.untrained(AgentCall(model_at(body), headers, bool(chat.tools)))
+    return chat, writer, f"{dialect.path} {rule}".encode() + dialect.fields.key(body), rule
 
 
 def _response(value: Any, status: int, headers: Mapping[str, str]) -> web.Response:

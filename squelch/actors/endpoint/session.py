@@ -20,14 +20,18 @@ Invariants:
 - Whatever may end an agent through no fault of the policy is kept as the `fault`: each refusal for the run's bounds or
   its load; a request or an answer that did not arrive whole; a refusal of any kind after which no answer came; a
   connection that the server had to end.
+- A request's place and its ids are found in a thread: neither a template's process nor the encoding of a long message
+  blocks another trajectory. A conversation is read there, or changed in the event loop, and never both at once
+  (`_reading`).
 
 | waits | for | unblocked by | bound |
 |---|---|---|---|
+| a call | the trajectory's earlier ones to be placed | their renderings | `script_process.WAIT_S` each |
 | a call | its completion | `sample`, which the player bounds by `generation_timeout_s` | 503, the trajectory fails |
 | a retry | the first answer | as the call | as the call |
 | `end` | the calls in flight | their cancellation | none that `sample` does not set |
 
-Calls of one trajectory wait for each other only where `sample` makes them. The player ends a trajectory after
+Calls of one trajectory are sampled beside each other. The player ends a trajectory after
 `episode_timeout_s`; bounds on calls, tokens and bytes are settings (`EndpointConfig`).
 """
 
@@ -38,7 +42,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -115,11 +121,11 @@ class Recorded:
 
 @dataclass
 class Answer:
-    """An answer to come. `sent`: whether a client took all of it; `delivered`: whether none will ask for it again;
-    `clients`: the connections that wait for it."""
+    """An answer to come. `begun`: None until its turn is about to be sampled; `sent`: whether a client took all of it;
+    `delivered`: whether none will ask for it again; `clients`: the connections that wait for it."""
 
-    begun: Begun
-    task: asyncio.Task[Reply]
+    task: asyncio.Task[Reply] = field(init=False)
+    begun: Begun | None = None
     sent: bool = False
     delivered: bool = False
     clients: set[asyncio.BaseTransport] = field(default_factory=set)
@@ -171,13 +177,15 @@ class Session:
     """Called when the session ends."""
     untrained: Callable[[AgentCall], str] = lambda call: ""
     """The rule by which a call is not trained on, in words; empty if it is."""
+    threads: Executor | None = None
+    """In which requests are placed; None: the event loop's."""
     is_open: bool = field(default=True, init=False)
     in_progress: int = field(default=0, init=False)
     """Requests that are being answered."""
     counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
-        self._trained = Conversation(self.one)
+        self._trained, self._reading = Conversation(self.one), asyncio.Lock()
         self._untrained = Conversation(self.one, self._trained)
         self._rules: dict[int, str] = {}
         self._answers: dict[bytes, list[Answer]] = {}
@@ -218,31 +226,38 @@ class Session:
         return lost[-1] if lost else found[-1] if found and is_retry else None
 
     def answer(self, request: Request, key: bytes, countable: Callable[[str], str], rule: str = "") -> Answer:
-        """Begins to sample a request. `countable`: the name under which an unknown field is counted; `rule`: by which
-        it is not trained on, if any. Raises Refused if it gets no completion."""
-        self._require_room(rule)
-        placed = self._placed(request, rule)
-        limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
-        self._require_fitting(placed, limit)
-        path = self._conversation(rule).begin(placed)
-        if rule:
-            self._rules.setdefault(path.number, rule)
-            digest = f"untrained {path.digest}"
-        else:
-            digest = path.digest if path.number else ""
-        seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
-        inside = self.one.begins_inside(placed.prompt) if request.stop else None
-        call = Call(self._num_calls, placed.prompt, limit, seed, request.stop, inside)
-        self._num_calls += 1
-        self._num_trained += not rule
-        self.counts.update(["untrained" if rule else "calls", *(f"adjusted/{name}" for name in request.adjusted)])
-        self.counts.update(f"unknown/{countable(name)}" for name in request.unknown)
-        self._num_reserved += len(placed.prompt) - placed.num_kept + limit
-        begun = Begun(f"{seed:016x}", len(placed.prompt))
-        answer = Answer(begun, asyncio.create_task(self._sampled(call, placed, path, rule)))
-        answer.task.add_done_callback(self._settle)
+        """Begins to answer a request; the answer's task raises Refused if it gets no completion. `countable`: the name
+        under which an unknown field is counted; `rule`: by which it is not trained on, if any."""
+        answer = Answer()
+        answer.task = asyncio.create_task(self._answered(request, answer, countable, rule))
+        answer.task.add_done_callback(partial(self._settle, key, answer))
         self._answers.setdefault(key, []).append(answer)
         return answer
+
+    async def _answered(self, request: Request, answer: Answer, countable: Callable[[str], str], rule: str) -> Reply:
+        async with self._reading:
+            self._require_room(rule)
+            self._require_short(request)
+            placed = await self._placed(request, rule)
+            self._require_room(rule)
+            limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
+            self._require_fitting(placed, limit)
+            path = self._conversation(rule).begin(placed)
+            if rule:
+                self._rules.setdefault(path.number, rule)
+                digest = f"untrained {path.digest}"
+            else:
+                digest = path.digest if path.number else ""
+            seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
+            inside = self.one.begins_inside(placed.prompt) if request.stop else None
+            call = Call(self._num_calls, placed.prompt, limit, seed, request.stop, inside)
+            self._num_calls += 1
+            self._num_trained += not rule
+            self.counts.update(["untrained" if rule else "calls", *(f"adjusted/{name}" for name in request.adjusted)])
+            self.counts.update(f"unknown/{countable(name)}" for name in request.unknown)
+            self._num_reserved += len(placed.prompt) - placed.num_kept + limit
+            answer.begun = Begun(f"{seed:016x}", len(placed.prompt))
+        return await self._sampled(call, placed, path, rule)
 
     def reading(self) -> Reading:
         """How the trajectory's requests are read."""
@@ -255,10 +270,11 @@ class Session:
             int(time.time()),
         )
 
-    def num_fed(self, request: Request, rule: str = "") -> int:
-        """Number of tokens that the request would be sampled from. Raises Refused as `answer`."""
-        self.require_open()
-        return len(self._placed(request, rule).prompt)
+    async def num_fed(self, request: Request, rule: str = "") -> int:
+        """Number of tokens that the request would be sampled from. Raises Refused as an answer's task."""
+        async with self._reading:
+            self.require_open()
+            return len((await self._placed(request, rule)).prompt)
 
     def _recall(self, reply_id: str) -> Earlier | None:
         if (found := self._replied.get(reply_id)) is None:
@@ -269,9 +285,11 @@ class Session:
     def _conversation(self, rule: str) -> Conversation:
         return self._untrained if rule else self._trained
 
-    def _placed(self, request: Request, rule: str) -> Placement:
+    async def _placed(self, request: Request, rule: str) -> Placement:
+        """Where the request belongs, found in a thread. Needs `_reading`."""
+        place = self._conversation(rule).place
         try:
-            return self._conversation(rule).place(request)
+            return await asyncio.get_running_loop().run_in_executor(self.threads, place, request)
         except ValueError as error:
             what = "tools" if isinstance(error, ToolsRefused) else "messages"
             raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
@@ -294,16 +312,27 @@ class Session:
             made = self._num_calls if rule else self._num_trained
             raise Refused(429, "too_many_calls", f"the trajectory has made its {made} calls; end it")
 
+    def _require_short(self, request: Request) -> None:
+        """Raises Refused for messages that exceed the context however they are encoded, before they are."""
+        most = self.max_model_len * self.one.most_characters
+        given = [one.content for one in request.messages if one.role != "assistant"]  # templates leave parts of it out
+        if sum(map(len, given)) > most and (number := sum(len("".join(text.split())) for text in given)) > most:
+            raise self._exceeding(f"the messages have {number} characters, which are more tokens than")
+
+    def _exceeding(self, what: str) -> Refused:
+        self._truncated = True
+        return Refused(
+            400,
+            "context_length_exceeded",
+            f"{what} the model's context length of {self.max_model_len} tokens; send less, or lower max_tokens",
+            "messages",
+        )
+
     def _require_fitting(self, placed: Placement, limit: int) -> None:
         needed = len(placed.prompt) + limit
         if needed > self.max_model_len:
-            self._truncated = True
-            raise Refused(
-                400,
-                "context_length_exceeded",
-                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed the "
-                f"model's context length of {self.max_model_len} tokens; send less, or lower max_tokens",
-                "messages",
+            raise self._exceeding(
+                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed"
             )
         if self._num_reserved + len(placed.prompt) - placed.num_kept + limit > self.config.max_tokens:
             self._truncated = True
@@ -328,7 +357,8 @@ class Session:
             path.busy = False
         unused = call.max_tokens - len(completion.token_ids)
         self._num_reserved -= unused
-        return self._record(call, placed, path, completion, rule)
+        async with self._reading:
+            return self._record(call, placed, path, completion, rule)
 
     def _unavailable(self) -> Refused:
         return Refused(
@@ -400,8 +430,11 @@ class Session:
         """Fails the trajectory for an error that is no fault of its agent."""
         self._failure = self._failure or Failure(FailureCause.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}")
 
-    def _settle(self, task: asyncio.Task[Reply]) -> None:
-        """Takes the error of a call, for which perhaps nobody waits any more."""
+    def _settle(self, key: bytes, answer: Answer, task: asyncio.Task[Reply]) -> None:
+        """Takes the error of a call, for which perhaps nobody waits any more. What was refused before it was sampled is
+        no answer to a retry."""
+        if answer.begun is None:
+            self._answers[key].remove(answer)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refused):
             log.error("a call could not be answered", exc_info=error)
             self.fail(error)

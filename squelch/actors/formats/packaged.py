@@ -25,6 +25,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class PackagedFormat(ModelTokens):
         super().__init__(model_dir)
         self.name, self._family, self.keeps_reasoning = name, FAMILIES[name], keeps_reasoning
         self.reasons = self._family.reasons
-        self._guard = _Guard(self)
+        self._guard, self._one_at_a_time = _Guard(self), Lock()
         self._renderer = self._made()
         self._end_turns_with([int(index) for index in self._renderer.get_stop_token_ids()])
         ids = [self._backend.token_to_id(marker) for marker in (THINK_OPEN, THINK_CLOSE)]
@@ -103,6 +104,10 @@ class PackagedFormat(ModelTokens):
 
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """As `Format.render`."""
+        with self._one_at_a_time:
+            return self._rendered(messages, tools)
+
+    def _rendered(self, messages: Sequence[Message], tools: Tools) -> np.ndarray:
         shown, schemas = self._shown(messages), self.checked_tools(tools)
         if schemas and not self._shows_tools:
             raise ToolsRefused(
@@ -132,6 +137,10 @@ class PackagedFormat(ModelTokens):
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`. What follows a turn is taken from the package behind a turn of one word."""
+        with self._one_at_a_time:
+            return self._extended(fed, sampled, messages, tools)
+
+    def _extended(self, fed: Ids, sampled: Ids, messages: Sequence[Message], tools: Tools) -> np.ndarray:
         roles = require_followers(messages)
         before, turn = [int(index) for index in fed], [int(index) for index in sampled]
         shown, schemas = self._shown(messages), self.checked_tools(tools)

@@ -16,6 +16,7 @@ Invariants of every implementation:
 - Text of messages yields no control token, except that the codec knows the markers of Squelch's turns in a system
   message. Schemas are part of what is fed, and are refused if they spell one.
 - `parse` takes any ids of the model's vocabulary and raises nothing; its spans lie within the ids.
+- Several threads may use one format at once.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class Format(Protocol):
     vocab_size: int
     stop_ids: tuple[int, ...]
     pad_id: int
+
+    @property
+    def most_characters(self) -> float:
+        """Most characters other than white space for which a token of a prompt stands; infinite if unknown."""
+        ...
 
     @property
     def followers(self) -> tuple[str, ...]:

@@ -7,13 +7,16 @@ because their tokens stand for the same bytes in every context.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from squelch.actors.formats.protocol import Ids, Message, Parsed, Tools, ToolsRefused
 from squelch.kit.text.answer_start import MARKED, AnswerStart
@@ -22,6 +25,8 @@ from squelch.kit.text.control_tokens import TextEncoder, foreign_pieces
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from squelch.kit.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
 
+_MOST_COMPOSED = 4
+"""Most characters that Unicode's canonical composition (NFC) makes one."""
 MARKERS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 
@@ -29,7 +34,7 @@ def _kinds(part: dict[str, Any] | None) -> list[str]:
     """The `type` names of a tokenizer's component; for a sequence, those of its parts."""
     if part is None:
         return []
-    inner = part.get("decoders", []) if part["type"] == "Sequence" else [part]
+    inner = part.get("decoders", part.get("normalizers", [])) if part["type"] == "Sequence" else [part]
     return [one["type"] for one in inner]
 
 
@@ -93,6 +98,17 @@ class ModelTokens:
     def backend(self) -> Tokenizer:
         """The tokenizer itself."""
         return self._backend
+
+    @cached_property
+    def most_characters(self) -> float:
+        """As `Format.most_characters`; known of a BPE that has a token for every byte and at most composes text."""
+        model, vocabulary = self._backend.model, self._backend.get_vocab(True)
+        normalizer = self._backend.normalizer
+        kinds = _kinds(None if normalizer is None else json.loads(normalizer.__getstate__()))
+        complete = isinstance(model, BPE) and model.unk_token is None and self._alphabet.keys() <= vocabulary.keys()
+        if not complete or set(kinds) - {"NFC"}:
+            return math.inf
+        return max(map(len, vocabulary)) * (_MOST_COMPOSED if kinds else 1)
 
     @property
     def encoder(self) -> TextEncoder:

@@ -1,4 +1,4 @@
-"""Environment actor: the process around `EnvironmentPlayer`.
+"""Environment actor: the process around `EnvironmentPlayer`. Groups are packed in a thread.
 
 | call | waits for | on time-out |
 |---|---|---|
@@ -123,13 +123,13 @@ class EnvironmentActor:
         """Plays a ticket; returns its group's summary and packed rows. Call it with `num_returns=2`, so that the rows
         stay in the object store when the summary is fetched."""
         group = await self._player.play(ticket)
-        return summarise(group), packed(to_table(group))
+        return await asyncio.to_thread(lambda: (summarise(group), packed(to_table(group))))
 
     async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
         """Plays one trajectory per ticket, all at once; returns one summary per ticket and one table. Call it with
         `num_returns=2`."""
         groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
-        tables = [to_table(group) for group in groups]
+        tables = await asyncio.to_thread(lambda: [to_table(group) for group in groups])
         return [summarise(group) for group in groups], pa.concat_tables(tables)
 
     async def clusters(self, tickets: list[Ticket]) -> dict[str, Cluster]:

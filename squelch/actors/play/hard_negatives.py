@@ -53,7 +53,8 @@ async def clusters_of(
         noise = noise_seed(ticket, 0, env.shared_noise)
         episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         shown = await steps.run(partial(openings, episode))
-        fed = [turn_format_of(codec, env, ticket.task.environment, episode).first(one) for one in shown]
+        name = ticket.task.environment
+        fed = await asyncio.to_thread(lambda: [turn_format_of(codec, env, name, episode).first(one) for one in shown])
         return [(one.ids, tuple(Picture.of(*placed) for placed in one.pictures)) for one in fed]
 
     async def first(seed: int) -> Prompt:

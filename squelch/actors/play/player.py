@@ -14,6 +14,7 @@ Invariants:
 - An error fails one trajectory only, which records the cause (`kit.records.failures`) and keeps its tokens.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
+- Templates are rendered, messages encoded and turns read in step threads: nothing of it blocks the event loop.
 - The calls of an agent are turns as well; it ends them itself (`actors.play.agent_episode`).
 - An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
   gets a reward, or fails with the reason why it has none.
@@ -180,22 +181,21 @@ class EnvironmentPlayer:
     ) -> None:
         attempt.group_rewarded = not lacking(env, GroupRewarded)
         turns = turn_format_of(self._codec, env, ticket.task.environment, episode)
-        feed = _shown(lambda: turns.first(messages))
+        feed = _fed(await self._call(attempt, lambda: _shown(lambda: turns.first(messages))))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):
             attempt.feed(*feed)
             completion = await self._sample(ticket, index, attempt, most)
-            outcome = await self._act(episode, attempt, completion, turns)
+            outcome, following = await self._act(episode, attempt, completion, turns)
             attempt.success = outcome.success
             attempt.truncated = outcome.truncated
             attempt.bootstrap_last_state = outcome.bootstrap_last_state
-            if outcome.next_message is None:
+            if following is None:
                 break
             if attempt.num_turns == ticket.most_turns:
                 attempt.truncated = True
                 break
-            message, closed = outcome.next_message, completion.finish_reason == "stop"
-            feed = _shown(partial(turns.following, message, closed))
+            feed = _fed(following)
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
@@ -240,14 +240,23 @@ class EnvironmentPlayer:
         finally:
             attempt.seconds_generation += time.monotonic() - started
 
-    async def _act(self, episode: Episode, attempt: Attempt, completion: Completion, turns: TurnFormat) -> TurnOutcome:
-        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
-        ids = completion.token_ids
-        reasoning = turns.reasoning_of(ids)
+    async def _act(
+        self, episode: Episode, attempt: Attempt, completion: Completion, turns: TurnFormat
+    ) -> tuple[TurnOutcome, NextIds | ValueError | None]:
+        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit; also
+        returns what is fed next, None at the episode's end. Everything is read and encoded in the step thread."""
+        ids, codec = completion.token_ids, self._codec
+
+        def act() -> tuple[tuple[int, int], TurnOutcome, NextIds | ValueError | None, str]:
+            reasoning = turns.reasoning_of(ids)
+            outcome = episode.act(codec.text(ids), completion.finish_reason == "length")
+            message, following = outcome.next_message, None
+            if message is not None:
+                following = _shown(lambda: turns.following(message, completion.finish_reason == "stop"))
+            return reasoning, outcome, following, codec.completion_text(ids)
+
         attempt.segment.add_sampled(completion)
-        text, cut = self._codec.text(ids), completion.finish_reason == "length"
-        outcome = await self._call(attempt, lambda: episode.act(text, cut))
-        attempt.last_text = self._codec.completion_text(ids)
+        reasoning, outcome, following, attempt.last_text = await self._call(attempt, act)
         attempt.segment.add_turn(
             completion,
             reasoning,
@@ -256,7 +265,7 @@ class EnvironmentPlayer:
             float(outcome.reward),
             float(outcome.format_penalty),
         )
-        return outcome
+        return outcome, following
 
     # --- a group ---
 
@@ -309,12 +318,18 @@ class EnvironmentPlayer:
             attempt.seconds_environment += time.monotonic() - started
 
 
-def _shown(show: Callable[[], NextIds]) -> NextIds:
-    """The ids of messages that the environment gave, which the format may not be able to show."""
+def _shown(show: Callable[[], NextIds]) -> NextIds | ValueError:
+    """The ids of messages that the environment gave, or why the format cannot show them."""
     try:
         return show()
     except ValueError as error:
-        raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, error) from error
+        return error
+
+
+def _fed(shown: NextIds | ValueError) -> NextIds:
+    if isinstance(shown, ValueError):
+        raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, shown)
+    return shown
 
 
 def _idle_key(task: Task) -> tuple[str, ...]:

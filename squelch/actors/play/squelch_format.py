@@ -23,6 +23,7 @@ class SquelchFormat:
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
         self.vocab_size, self.stop_ids, self.pad_id = codec.vocab_size, codec.stop_ids, codec.pad_id
+        self.most_characters = codec.most_characters
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`, with the opening of the reasoning."""

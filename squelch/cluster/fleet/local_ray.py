@@ -45,6 +45,7 @@ from squelch.cluster.fleet.ray_internals import (
     services,
     sessions_of_their_own,
 )
+from squelch.envs.agent.folders import remove_left
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import checkout
@@ -315,6 +316,7 @@ def _folder() -> Iterator[Path]:
             if path.name != "logs":
                 _remove(path)
         os.close(lock)
+        remove_left()  # by commands of agents whose actor and keeper were both killed
 
 
 def own_folder() -> Path:

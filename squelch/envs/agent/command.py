@@ -7,16 +7,17 @@ clients read (`environment_variables.py`). Its result is the last line of its st
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from squelch.envs.agent.ending import AgentEnded
 from squelch.envs.agent.environment_variables import hidden, of_trajectory, shared
+from squelch.envs.agent.folders import TASK, end_started_in, folder_of_trajectory
 from squelch.envs.agent.kept import Kept
 from squelch.envs.contract import Access, AgentFailed
 from squelch.kit.untrusted.files import MIB, Unreadable, is_file, read_bytes
@@ -40,13 +41,17 @@ def check_command(command: Sequence[str]) -> None:
 
 
 async def run_command(
-    command: Sequence[str], task: Mapping[str, Any], access: Access, memory_gib: float | None
+    command: Sequence[str],
+    task: Mapping[str, Any],
+    access: Access,
+    memory_gib: float | None,
+    keep_home: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The object that the command reports. Raises AgentFailed; cancelled, it ends the command first."""
-    with TemporaryDirectory(prefix="squelch-agent-", ignore_cleanup_errors=True) as folder:
-        surroundings = of_trajectory(access, folder)
-        Path(surroundings["SQUELCH_TASK"]).write_text(json.dumps(task), encoding="utf-8")
-        stdin = os.open(surroundings["SQUELCH_TASK"], os.O_RDONLY | os.O_CLOEXEC)
+    async with folder_of_trajectory() as folder:
+        surroundings = of_trajectory(access, folder, keep_home)
+        Path(surroundings[TASK]).write_text(json.dumps(task), encoding="utf-8")
+        stdin = os.open(surroundings[TASK], os.O_RDONLY | os.O_CLOEXEC)
         try:
             kept = Kept(command, surroundings, stdin, memory_gib, MAX_RESULT, folder)
         finally:
@@ -55,6 +60,8 @@ async def run_command(
             how = await kept.ended()
         finally:
             await kept.close()
+            if kept.has_lost_keeper:
+                await asyncio.to_thread(end_started_in, folder)
         if how:
             text = hidden(f"the agent's command {how}{kept.last_output()}", access)
             raise AgentFailed(text) if kept.exit_code is None else AgentEnded(text, (str(kept.exit_code),))

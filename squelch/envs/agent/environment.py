@@ -22,6 +22,7 @@ from pydantic import Field, field_validator, model_validator
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
 from squelch.envs.agent.ending import AgentEnded, check_names
+from squelch.envs.agent.folders import check_kept
 from squelch.envs.agent.result import read_result
 from squelch.envs.agent.untrained import CallRule
 from squelch.envs.contract import (
@@ -77,6 +78,10 @@ class AgentOptions(Settings):
     policy and the whole text as the content, for agents that read these."""
     max_processes: int = Field(8, ge=1)
     """Most processes of `command` at once in one environment actor; other trajectories wait for their turn."""
+    keep_home: tuple[str, ...] = ()
+    """Files and folders below your home folder, such as `.gitconfig`, that each process of `command` finds in its own
+    home, as links to yours. Else its home is empty at its start and removed at its end. `.`: it gets your home itself.
+    """
     memory_gib: float | None = Field(None, ge=0.25)
     """Address space of each process in GiB; unset: no limit, because some runtimes reserve far more than they use."""
     blocked_s: float = Field(30.0, gt=0)
@@ -106,6 +111,8 @@ class AgentOptions(Settings):
             raise ValueError("set either command or call")
         if self.python and not self.call:
             raise ValueError("python is the interpreter of call; a command names its own")
+        if self.keep_home and self.call:
+            raise ValueError("keep_home is of command; the process of call has your home")
         check_names(self.failure_reward, bool(self.command))
         if self.reward is not None and self.data is None:
             raise ValueError(
@@ -142,6 +149,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         given = self.options
         if given.command:
             check_command(given.command)
+            check_kept(given.keep_home)
         else:
             check_call(self._target)
         if given.data is not None:
@@ -177,7 +185,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         given = self.options
         try:
             if given.command:
-                found: Any = await run_command(given.command, self._task, access, given.memory_gib)
+                found: Any = await run_command(given.command, self._task, access, given.memory_gib, given.keep_home)
             else:
                 found = await self._called(access)
         except AgentEnded as error:

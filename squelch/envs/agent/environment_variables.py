@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
+from squelch.envs.agent.folders import EVERYTHING, TASK, TASK_FILE, made_home
 from squelch.envs.contract import Access
-from squelch.envs.environment_variables import AGENT, ANTHROPIC, KEYS, OPENAI, spare_loopback, without
+from squelch.envs.environment_variables import AGENT, ANTHROPIC, HOMES, KEYS, OPENAI, spare_loopback, without
 from squelch.kit.untrusted.secrets import masked
 
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -28,16 +30,18 @@ def of_python(python: str) -> dict[str, str]:
     return found
 
 
-def of_trajectory(access: Access, folder: str) -> dict[str, str]:
-    """Those of a process that plays one trajectory, whose files go into `folder`."""
+def of_trajectory(access: Access, folder: str, kept: Sequence[str] = ()) -> dict[str, str]:
+    """Those of a process that plays one trajectory, whose files go into `folder`, its home among them. `kept`: of our
+    own home, as of `folders.made_home`."""
     return {
-        **without(shared(), AGENT),
+        **without(shared(), AGENT if EVERYTHING in kept else (*AGENT, *HOMES)),
         **dict.fromkeys(OPENAI, f"{access.base_url}/v1"),
         **dict.fromkeys(ANTHROPIC, access.base_url),
         **dict.fromkeys(KEYS, access.token),
-        "SQUELCH_TASK": os.path.join(folder, "task.json"),
+        TASK: os.path.join(folder, TASK_FILE),
         "SQUELCH_RESULT": os.path.join(folder, "result.json"),
         "TMPDIR": folder,
+        "HOME": made_home(folder, kept),
     }
 
 

@@ -81,6 +81,8 @@ class Kept:
         """Starts the command in the current folder. `stdin`: the descriptor of its standard input; `most_output`:
         bytes that are kept from the end of its standard output; `folder`: its temporary files, which are removed if
         this process ends before the command."""
+        self.has_lost_keeper = True
+        """Whether no keeper has said how the command ended, so that processes of it may still run."""
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         with theirs:
@@ -127,6 +129,7 @@ class Kept:
             self._process.kill()  # its children die with it
         finally:
             self._control.close()  # which ends the keeper, also if nobody waits for that any more
+        self.has_lost_keeper = not report
         await asyncio.gather(*(tail.close(1.0) for tail in (self.output, self.errors)))
         found = json.loads(report) if report else {}
         self.exit_code = found.get("code")

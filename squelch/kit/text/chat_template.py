@@ -2,12 +2,14 @@
 
 Invariants:
 
-- A template is rendered in a child process with bounded memory and CPU time (`squelch/kit/text/render.py`). A
-  template that exceeds them, or raises an error, is refused with the folder's name.
+- A template is rendered in a child process of its own with bounded memory, and bounded CPU time for each rendering
+  (`squelch/kit/text/render.py`). A template that exceeds them, or raises an error, is refused with the folder's name.
+  The process is started at the first rendering and renders the later ones too.
 - `parts` renders a placeholder in place of each content, and of each reasoning (`reasoning_content`): a word that
   nobody can guess, between the text's own white space, because templates may strip it. What stands in the word's place
   afterwards is foreign, all else is the template's. A template that drops or changes a content is refused.
-- Parts depend on the roles and the white space alone, so a run renders a handful of conversations, once each.
+- Parts depend on the roles, the white space and the tools alone, so a run renders few conversations, once each.
+- Several threads may use a template at once.
 
 A model's template comes from its folder: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. With
 `model.chat_template` the run first makes a folder with that template in its place (`shipped_templates.py`).
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.text import render, trial
-from squelch.kit.text.script_process import Broken, answer_of
+from squelch.kit.text.script_process import Answering, Broken
 from squelch.kit.text.stamp import read_stamp
 from squelch.kit.text.tokenizer import (
     DAMAGED,
@@ -91,11 +93,12 @@ class ChatTemplate:
         self._known: dict[tuple[Shape, str], tuple[Part, ...]] = {}
         """The parts by shape and schemas of tools."""
         self._words = Words()
+        self._process = Answering(render.__file__, render.MEMORY_BYTES, render.CPU_S)
 
     def parts(
         self, conversations: Sequence[Sequence[Message]], compare: bool = False, tools: list[Any] | None = None
     ) -> list[tuple[Part, ...]]:
-        """Each conversation with the generation prompt, as parts. All that is new is rendered in one process.
+        """Each conversation with the generation prompt, as parts. All that is new is rendered by one request.
 
         `compare`: the contents themselves are rendered, too, and must stand as given where the words stand. `tools`:
         JSON schemas, which are the template's own text. Raises TemplateRefused if the template refuses, drops or
@@ -103,8 +106,8 @@ class ChatTemplate:
         """
         schemas = json.dumps(tools) if tools else ""
         shapes = [tuple(self._shape(index, one) for index, one in enumerate(messages)) for messages in conversations]
-        texts = self._learn(shapes, conversations if compare else (), schemas)
-        found = [self._known[shape, schemas] for shape in shapes]
+        known, texts = self._learn(shapes, conversations if compare else (), schemas)
+        found = [known[shape] for shape in shapes]
         for messages, parts, text in zip(conversations, found, texts, strict=False):
             if "".join(_filled(messages, parts)) != text:
                 raise self._changed(", ".join(one["role"] for one in messages))
@@ -124,18 +127,21 @@ class ChatTemplate:
         except TemplateRefused:
             return False
 
-    def _learn(self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]], schemas: str) -> list[str]:
-        """Renders the shapes that are not known and, in the same process, the conversations `also`; returns the texts
-        of the latter."""
-        if len(self._known) > _KEPT_SHAPES:
-            self._known.clear()
-        new = [shape for shape in dict.fromkeys(shapes) if (shape, schemas) not in self._known]
+    def _learn(
+        self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]], schemas: str
+    ) -> tuple[dict[Shape, tuple[Part, ...]], list[str]]:
+        """(the parts of the shapes, the texts of the conversations `also`). What is not known yet is rendered by one
+        request."""
+        known = {one: parts for one in shapes if (parts := self._known.get((one, schemas))) is not None}
+        new = [shape for shape in dict.fromkeys(shapes) if shape not in known]
         hidden = [[{"role": r, "content": c, **json.loads(more)} for r, c, more in shape] for shape in new]
         asked = [*hidden, *also]
         texts = self.render(asked, [json.loads(schemas)] * len(asked) if schemas else ()) if asked else []
+        if len(self._known) > _KEPT_SHAPES:
+            self._known.clear()
         for shape, text in zip(new, texts, strict=False):
-            self._known[shape, schemas] = self._checked(shape, text)
-        return texts[len(new) :]
+            known[shape] = self._known[shape, schemas] = self._checked(shape, text)
+        return known, texts[len(new) :]
 
     def render(
         self,
@@ -143,7 +149,7 @@ class ChatTemplate:
         tools: Sequence[list[Any] | None] = (),
         replies: Sequence[bool] = (),
     ) -> list[str]:
-        """The text of each conversation with the generation prompt, rendered in one process; `tools`, `replies`: as of
+        """The text of each conversation with the generation prompt, rendered by one request; `tools`, `replies`: as of
         `render.rendered`.
 
         Raises TemplateRefused if the template refuses a conversation or exceeds its bounds, and Unreadable if the
@@ -151,7 +157,7 @@ class ChatTemplate:
         """
         request: dict[str, Any] = {"template": self.source, "conversations": list(map(list, conversations))}
         request |= {"tools": list(tools), "replies": list(replies), "date": self.date}
-        answer = _in_a_child(request | {"variables": self._variables})
+        answer = self._in_a_child(request | {"variables": self._variables})
         if "texts" in answer:
             return answer["texts"]
         if answer.get("by_chance"):
@@ -164,6 +170,13 @@ class ChatTemplate:
             f"the chat template of {self._folder} refuses messages of roles {roles} ({answer['error']})",
             answer["index"],
         )
+
+    def _in_a_child(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer of `render.py`; its `error` if it broke its bounds."""
+        found = self._process.answer_of(json.dumps(request).encode())
+        if isinstance(found, Broken):
+            return {"error": found.reason, "index": 0, "by_chance": found.by_chance}
+        return json.loads(found)
 
     def _shape(self, index: int, message: Message) -> tuple[str, str, str]:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
@@ -241,11 +254,3 @@ def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Chat
     if not isinstance(source, str) or len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ValueError(f"the chat template of {folder} must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
     return ChatTemplate(folder, source, tokenizer.special_tokens_map, read_stamp(folder).date)
-
-
-def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `render.py`; its `error` if it broke its bounds."""
-    found = answer_of(render.__file__, json.dumps(request).encode(), render.MEMORY_BYTES, render.CPU_S)
-    if isinstance(found, Broken):
-        return {"error": found.reason, "index": 0, "by_chance": found.by_chance}
-    return json.loads(found)

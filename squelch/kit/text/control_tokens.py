@@ -32,6 +32,8 @@ Piece = tuple[str, bool]
 Span = tuple[int, int]
 _LONGEST_EDGE = 64
 """Control tokens are compared with the ends of a text up to this length."""
+_LONG = 2**14
+"""Characters from which a text is encoded as a batch of one, during which other threads run: `encode` lets none run."""
 
 
 def foreign_pieces(text: str, allowed: Sequence[str] = ()) -> list[Piece]:
@@ -76,7 +78,7 @@ class TextEncoder:
 
     def matched(self, text: str) -> Counter[str]:
         """The control tokens that the tokenizer finds in a text, with their numbers."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        found = self._encoded(text)
         return Counter(self.control[index] for index, _, _ in self._hits(text, found))
 
     def may_control(self, text: str, allowed: Sequence[str] = ()) -> bool:
@@ -92,7 +94,7 @@ class TextEncoder:
         self, text: str, foreign: list[Span], again: bool = False, place: int = 0
     ) -> list[tuple[int, Encoding]]:
         """The text's parts in order, each with its position, which begins at `place`."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoded(text)
         hits = self._hits(text, encoding) if foreign else []
         cuts = sorted({cut for _, start, end in hits for cut in _cuts(start, end, foreign, again)})
         if not cuts:
@@ -101,6 +103,12 @@ class TextEncoder:
         for start, end in pairwise([0, *cuts, len(text)]):
             parts += self._encode(text[start:end], _within(foreign, start, end), True, place + start)
         return parts
+
+    def _encoded(self, text: str) -> Encoding:
+        if len(text) < _LONG:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return found
 
     def _hits(self, text: str, encoding: Encoding) -> list[tuple[int, int, int]]:
         """(id, start, end) of each control token that the text spells; the range leaves out white space that the token

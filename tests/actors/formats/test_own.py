@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
 from squelch.kit.api.completions import EMPTY, NO_ANSWER, split_ids
 from squelch.kit.text.answer_start import AnswerStart
-from tests.kit.text.made import CHATML, chatml_bpe, save_folder
+from tests.kit.text.made import CHATML, TOKENIZERS, chatml_bpe, save_folder
 from tests.kit.text.test_control_tokens import hostile_texts
 
 SHOWS_TOOLS = (
@@ -49,6 +50,19 @@ def codec(template: str = SHOWS_TOOLS) -> ChatCodec:
 
 def shown(ids: np.ndarray) -> str:
     return codec().backend.decode(ids.tolist(), skip_special_tokens=False)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from(["α\u0313\u0300\u0345", "go", "  ", "é", "<|im_end|>", "漢", "\n"])).map("".join))
+def test_no_token_stands_for_more_characters_than_is_said(text: str) -> None:
+    assert len("".join(text.split())) <= codec().most_characters * len(codec().encode(text))
+    assert 0 < codec().most_characters < 200
+
+
+@pytest.mark.parametrize("made", ["lower case", "tiny words"])
+def test_where_a_token_may_stand_for_any_text_nothing_is_said_of_its_length(made: str, tmp_path: Path) -> None:
+    one = ChatCodec(save_folder(tmp_path, TOKENIZERS[made](), CHATML, vocab_size=1024))
+    assert one.most_characters == math.inf
 
 
 def control(ids: np.ndarray) -> list[str]:

@@ -3,6 +3,8 @@ extension, and spans within bounds for any sampled ids."""
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,20 @@ def test_tools_are_shown_or_refused_with_the_format_that_shows_them(name: str) -
             format_of(name).render([ASKED], TOOLS)
     else:
         assert "weather" in format_of(name).backend.decode(format_of(name).render([ASKED], TOOLS).tolist())
+
+
+def test_threads_that_use_one_format_at_once_get_the_ids_of_their_own_texts() -> None:
+    one = format_of("qwen3")
+    asked = [[{**ASKED, "content": f"{number} <|im_end|> {HOSTILE[number % len(HOSTILE)]}"}] for number in range(200)]
+    expected = [one.render(messages).tolist() for messages in asked]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda messages: one.render(messages).tolist(), asked))
+    finally:
+        sys.setswitchinterval(before)
+    assert found == expected
 
 
 @families

@@ -15,7 +15,7 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.formats.retention import ShownReasoning, message_of
 from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.play.codec import ChatCodec
-from squelch.kit.text import chat_template
+from squelch.kit.text.chat_template import ChatTemplate
 from tests.actors.formats.made import families, folder_of, format_of, is_installed, needs_package, needs_templates
 
 pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_templates]
@@ -88,11 +88,11 @@ def test_a_format_that_keeps_reasoning_removes_none() -> None:
 
 
 def test_known_roles_render_no_template_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process for each call of an agent would cost more than all else that the endpoint does."""
+    """A rendering for each call of an agent would cost more than all else that the endpoint does."""
     one = qwen3("own")
     kept = ShownReasoning(one, TOOLS).begun([ASKED]).after([ASKED, CALL])
     assert not kept.removes([ASKED, CALL, RESULT])
-    monkeypatch.setattr(chat_template, "_in_a_child", None)
+    monkeypatch.setattr(ChatTemplate, "_in_a_child", None)
     other = {**CALL, "tool_calls": [{"id": "c7", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}]}
     later = [{**ASKED, "content": "Bonn?"}, {**other, "reasoning_content": "so"}, {**RESULT, "tool_call_id": "c7"}]
     assert not kept.removes(later)

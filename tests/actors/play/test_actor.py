@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig
@@ -12,7 +14,8 @@ from squelch.actors.play.actor import EnvironmentActor, _try_environment
 from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import PromptName
-from squelch.kit.records.records import Task, Ticket
+from squelch.kit.archive.rows import to_table
+from squelch.kit.records.records import Group, Task, Ticket
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 
@@ -29,6 +32,25 @@ def test_the_environment_that_an_actor_tries_at_its_start_is_in_the_style_that_i
     _try_environment(chosen("natural"))
     with pytest.raises(ValueError, match=r"needs environment\.prompt=natural"):
         _try_environment(chosen("tiny"))
+
+
+def test_a_group_is_packed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    player, packing = actor(tmp_path, "natural"), set[bool]()
+
+    def noted(group: Group) -> pa.Table:
+        packing.add(threading.current_thread() is threading.main_thread())
+        return to_table(group)
+
+    monkeypatch.setattr("squelch.actors.play.actor.to_table", noted)
+
+    async def play() -> None:
+        await player.set_workers({})
+        ticket = Ticket("000003-000", 1, Task("FrozenLake", 7), 2, 11, 1.0, "rollout-9")
+        await player.play(ticket)
+        await player.evaluate([ticket])
+
+    asyncio.run(play())
+    assert packing == {False}
 
 
 def test_a_ticket_for_a_rollout_worker_that_the_actor_does_not_know_fails_by_name(tmp_path: Path) -> None:

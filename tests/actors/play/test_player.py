@@ -111,6 +111,24 @@ def test_a_trajectory_is_exactly_what_was_fed_and_sampled(codec, cut_rate):
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
 
 
+def test_turns_are_rendered_encoded_and_read_in_step_threads(codec, monkeypatch):
+    seen = set()
+
+    def note(name):
+        call = getattr(ChatCodec, name)
+
+        def noted(*given):
+            seen.add((name, threading.current_thread().name))
+            return call(*given)
+
+        monkeypatch.setattr(ChatCodec, name, noted)
+
+    for name in ("first_fed", "next_fed", "reasoning_span", "completion_text"):
+        note(name)
+    play(player(codec, Policy(codec)), ticket())
+    assert {thread for _, thread in seen} == {"environment-steps"} and len(seen) == 4
+
+
 class SaysWho(Policy):
     """Says which version sampled which token: two versions a turn, or one in turns of a single token."""
 

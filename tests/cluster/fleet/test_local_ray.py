@@ -119,6 +119,15 @@ def test_what_a_cluster_left_is_removed_and_what_one_uses_is_not(base: Path) -> 
     assert list(ours.parent.iterdir()) == [stray]
 
 
+def test_what_agents_left_without_actor_and_keeper_is_removed_when_the_run_has_ended(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with local_ray._folder():
+        left = Path(tempfile.mkdtemp(prefix="squelch-agent-task-"))
+    assert not left.exists()
+
+
 def test_a_run_is_found_by_its_folder_or_its_name_as_long_as_its_cluster_is_up(base: Path, tmp_path: Path) -> None:
     runs = [tmp_path / "a" / "demo", tmp_path / "b" / "demo", tmp_path / "c" / "other"]
     with ExitStack() as up:

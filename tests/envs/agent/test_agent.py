@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from multidict import CIMultiDict
 
 from squelch.envs.agent import called
 from squelch.envs.agent.environment import Agent
+from squelch.envs.agent.folders import remove_left
 from squelch.envs.contract import Access, AgentCall, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
 
@@ -353,6 +356,131 @@ asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
         time.sleep(0.02)
 
 
+def test_each_command_has_a_home_of_its_own_with_links_to_what_is_kept(tmp_path, monkeypatch):
+    ours = tmp_path / "ours"
+    (ours / ".config" / "tool").mkdir(parents=True)
+    (ours / ".gitconfig").write_text("[user]")
+    (ours / ".claude.json").write_text("a login")
+    monkeypatch.setenv("HOME", str(ours))
+    for name in ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(ours))
+    script = """
+        import json, os, pathlib
+        home = pathlib.Path.home()
+        (home / ".memory").write_text("")
+        named = [name for name in ("CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME") if name in os.environ]
+        print(json.dumps({"answer": " ".join([str(home), *named, *sorted(os.listdir(home))])}))
+    """
+    kept = (".gitconfig", ".config/tool")
+    data = {"data": str(rows(tmp_path)), "reward": f"{USER}:right"}
+    homes = []
+    for _ in range(2):
+        home, *seen = (ran(agent(script, keep_home=kept, **data)).answer or "").split()
+        assert seen == [".config", ".gitconfig", ".memory"] and not Path(home).exists()
+        homes.append(home)
+    assert len({*homes, str(ours)}) == 3
+    assert (ours / ".config" / "tool").is_dir() and not (ours / ".memory").exists()
+    home, *seen = (ran(agent(script, keep_home=["."], **data)).answer or "").split()
+    assert home == str(ours) and seen[:3] == ["CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"]
+
+
+def is_over(pid: int) -> bool:
+    """Whether a process has ended; whoever inherited it may not have taken note of that."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def write_to_told(told: Path) -> str:
+    """What has a command's process tell its id and its folder, once both are there."""
+    return (
+        "import os, time\n"
+        f"with open({str(told)!r} + '.new', 'w') as file:\n"
+        "    file.write(f'{os.getpid()} {os.getppid()} {os.environ[\"TMPDIR\"]}')\n"
+        f"os.rename({str(told)!r} + '.new', {str(told)!r})\n"
+        "time.sleep(600)\n"
+    )
+
+
+def leaves(told: Path) -> str:
+    """A script whose child, in a session of its own, tells and stays."""
+    body = textwrap.indent(write_to_told(told), "    ")
+    return f"import os, time\nif os.fork() == 0:\n    os.setsid()\n{body}time.sleep(600)\n"
+
+
+def test_a_command_whose_keeper_is_killed_fails_and_leaves_neither_process_nor_folder(tmp_path):
+    told = tmp_path / "told"
+    one = agent(leaves(told))
+
+    async def course() -> tuple[int, str]:
+        running = asyncio.create_task(one.run(ACCESS))
+        async with asyncio.timeout(180):
+            while not told.exists():
+                await asyncio.sleep(0.01)
+            pid, parent, folder = told.read_text().split()
+            psutil.Process(int(parent)).parent().kill()
+            with pytest.raises(AgentFailed, match="was ended from outside"):
+                await running
+        return int(pid), folder
+
+    pid, folder = asyncio.run(course())
+    assert is_over(pid) and not Path(folder).exists()
+
+
+def test_what_a_killed_actor_and_its_killed_keeper_leave_is_ended_and_removed_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    told = tmp_path / "told"
+    starts = f"""
+import asyncio
+from squelch.envs.contract import Access
+from squelch.envs.registry import make
+one = make("Agent", "train", {{"command": [{sys.executable!r}, "-S", "-c", {leaves(told)!r}]}})
+one.reset(seed=0, options={{"noise_seed": 0}})
+asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
+"""
+    actor = subprocess.Popen([sys.executable, "-c", starts])
+    deadline = time.monotonic() + 180
+    while not told.exists():
+        assert time.monotonic() < deadline and actor.poll() is None
+        time.sleep(0.02)
+    pid, parent, folder = told.read_text().split()
+    remove_left()
+    assert not is_over(int(pid)) and Path(folder).exists(), "its actor lives"
+    keeper = psutil.Process(int(parent)).parent()
+    actor.send_signal(signal.SIGSTOP)
+    keeper.kill()
+    actor.kill()
+    actor.wait(180)
+    assert not is_over(int(pid)) and Path(folder).exists()
+    remove_left()
+    assert is_over(int(pid)) and not Path(folder).exists()
+
+
+def test_the_folder_of_a_trajectory_is_removed_off_the_event_loop(monkeypatch):
+    removing, go_on = threading.Event(), threading.Event()
+    removed = tempfile.TemporaryDirectory.cleanup
+
+    def slow(self) -> None:
+        removing.set()
+        assert go_on.wait(120), "the event loop stands still"
+        removed(self)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", slow)
+
+    async def course() -> AgentResult:
+        async def lets_go() -> None:
+            while not removing.is_set():
+                await asyncio.sleep(0.001)
+            go_on.set()
+
+        found, _ = await asyncio.gather(agent("print('{\"reward\": 1}')").run(ACCESS), lets_go())
+        return found
+
+    assert asyncio.run(course()).reward == 1.0
+
+
 # --- functions ---
 
 
@@ -421,6 +549,11 @@ def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(mon
         ({"call": f"{USER}:tells", "python": "/no/python"}, "options.python: there is no program '/no/python'"),
         ({"command": ["true"], "reward": f"{USER}:right"}, "reward needs data"),
         ({"command": "python agent.py"}, "options.command: give the program and its arguments as a list"),
+        ({"command": ["true"], "keep_home": ["/etc"]}, "options.keep_home: '/etc' must be a path below your home"),
+        ({"command": ["true"], "keep_home": ["a/../.."]}, "must be a path below your home folder"),
+        ({"command": ["true"], "keep_home": ["a", "a/b"]}, "'a/b' must be a path .* below no other one"),
+        ({"command": ["true"], "keep_home": ["no-such-file"]}, "options.keep_home: there is no .*/no-such-file"),
+        ({"call": f"{USER}:tells", "keep_home": ["."]}, "keep_home is of command"),
         ({"call": "user.py"}, "options.call: 'user.py' names no function; give module:function"),
         ({"command": ["true"], "data": "none.jsonl"}, "options.data: .*no such file"),
     ],

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from squelch.kit.text import chat_template, render
+from squelch.kit.text import render
+from squelch.kit.text.chat_template import ChatTemplate
 from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, vocabulary
 
 CORPUS = ["go up to the goal", "a passage said: system user assistant", "x < y > z | 1 2 3\n\nend", "é Ü 漢"]
@@ -124,7 +125,7 @@ TOKENIZERS = {
 def rendering_here() -> Iterator[None]:
     """Templates are rendered in this process: for tests that are not about the bounds, which cost a process each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "_in_a_child", lambda request: render.rendered(**request))
+        patch.setattr(ChatTemplate, "_in_a_child", lambda _, request: render.rendered(**request))
         yield
 
 

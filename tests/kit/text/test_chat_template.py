@@ -3,16 +3,19 @@ messages'."""
 
 from __future__ import annotations
 
-import subprocess
+import gc
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from squelch.actors.play.codec import ChatCodec
-from squelch.kit.text import chat_template, render
+from squelch.kit.text import render
 from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.kit.text.script_process import Broken
+from squelch.kit.text.script_process import Answering, Broken
 from squelch.kit.untrusted.files import Unreadable
 from tests.kit.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 
@@ -60,8 +63,8 @@ def test_a_template_that_a_loaded_machine_did_not_render_is_not_taken_for_one_th
 ) -> None:
     forgets = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
     folder, answers = save_folder(tmp_path, chatml_bpe(), forgets), [Broken("no answer within 300 s", by_chance=True)]
-    child = chat_template.answer_of
-    monkeypatch.setattr(chat_template, "answer_of", lambda *bounds: answers.pop() if answers else child(*bounds))
+    child = Answering.answer_of
+    monkeypatch.setattr(Answering, "answer_of", lambda *asked: answers.pop() if answers else child(*asked))
     with pytest.raises(Unreadable, match=r"could not be rendered \(no answer within 300 s\): the machine is short of"):
         ChatCodec(folder)
     with pytest.raises(ValueError, match="removes the reasoning of earlier turns"):
@@ -133,10 +136,106 @@ def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_template_sees_no_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should one leave jinja's sandbox, the child process holds no secret of this one."""
     monkeypatch.setenv("SECRET", "HARM")
-    seen, run = [], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *words, **more: seen.append(more["env"]) or run(*words, **more))
-    assert template("{{ 1 }}").render([MESSAGES]) == ["1"]
-    assert len(seen) == 1 and "SECRET" not in seen[0]
+    one = template("{{ 1 }}")
+    assert one.render([MESSAGES]) == ["1"]
+    assert "SECRET" not in child_of(one).environ()
+
+
+# --- one process for many renderings ---
+
+BURNS = (
+    "{% set n = messages[0].content | int %}"
+    "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+)
+ENDLESS = 99_999
+
+
+def child_of(one: ChatTemplate) -> psutil.Process:
+    assert one._process._running is not None
+    return psutil.Process(one._process._running.process.pid)
+
+
+def burnt(one: ChatTemplate, number: int) -> str:
+    return one.render([[{"role": "user", "content": str(number)}]])[0]
+
+
+def test_the_bound_of_cpu_time_is_that_of_each_rendering_and_all_of_them_share_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(render, "CPU_S", 1)
+    one = template(BURNS)
+    assert burnt(one, 1) == "1"
+    first = child_of(one)
+    while sum(first.cpu_times()[:2]) < 2.5:
+        burnt(one, 300)
+    assert child_of(one) == first
+
+
+def test_a_breach_costs_the_renderings_beside_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "CPU_S", 1)
+    one = template(BURNS)
+    burnt(one, 1)
+    first = child_of(one)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(burnt, one, number) for number in (ENDLESS, 1, 2, 3)]
+        with pytest.raises(TemplateRefused, match=r"\(it takes more than 1 s\)"):
+            asked[0].result()
+        assert [each.result() for each in asked[1:]] == ["1", "2", "3"]
+    assert not first.is_running() and child_of(one).is_running()
+
+
+def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
+    one = template("{{ 1 }}")
+    assert one.render([MESSAGES]) == ["1"]
+    first = child_of(one)
+    first.kill()
+    assert one.render([MESSAGES]) == ["1"] and child_of(one) != first
+
+
+def test_a_process_that_ends_by_itself_answers_first_or_another_one_does(tmp_path: Path) -> None:
+    script = tmp_path / "once.py"
+    script.write_text(
+        "import os, sys\n"
+        "size = int.from_bytes(sys.stdin.buffer.read(4), 'big')\n"
+        "body = sys.stdin.buffer.read(size) + b' %d' % os.getpid()\n"
+        "sys.stdout.buffer.write(len(body).to_bytes(4, 'big') + body)\n"
+    )
+    process = Answering(str(script), 2**29, 1)
+    answers = [process.answer_of(b"said") for _ in range(3)]
+    assert all(isinstance(one, bytes) and one.startswith(b"said ") for one in answers) and len(set(answers)) == 3
+    script.write_text("")
+    found = process.answer_of(b"said")
+    assert isinstance(found, Broken) and found.by_chance and "exit code 0" in found.reason
+
+
+def test_a_process_ends_with_its_template() -> None:
+    one = template("{{ 1 }}")
+    one.render([MESSAGES])
+    child = child_of(one)
+    del one
+    gc.collect()
+    assert not child.is_running()
+
+
+def test_a_fork_renders_in_a_process_of_its_own() -> None:
+    one = template("{{ messages[0].content }}")
+    burnt(one, 1)
+    first = child_of(one)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            same = burnt(one, 2) == "2" and child_of(one) != first
+            del one
+            gc.collect()
+            os.write(writing, b"own" if same else b"shared")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"own"
+    os.waitpid(pid, 0)
+    assert burnt(one, 3) == "3" and child_of(one) == first
 
 
 def test_words_keep_white_space_and_cannot_be_guessed() -> None:

@@ -49,6 +49,14 @@ def own(kind: str, pieces: list[tuple[str, bool]]) -> list[int]:
 
 
 @kinds
+def test_a_long_text_has_the_ids_and_positions_of_a_short_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = framed(kind, *("go  up <|im_end|> é\n" * 3 for _ in range(3)))
+    short = encoder(kind).encode_at(pieces)
+    monkeypatch.setattr("squelch.kit.text.control_tokens._LONG", 0)
+    assert encoder(kind).encode_at(pieces) == short
+
+
+@kinds
 @settings(max_examples=25)
 @given(first=plain_texts, second=plain_texts)
 def test_text_without_control_tokens_keeps_its_ids(kind: str, first: str, second: str) -> None:
