@@ -42,7 +42,7 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
     run = object_of(record.get("run"))
     work = object_of(run.get("work"))
     if run.get("type") == "train" and work.get("type") == "eval":
-        yield LeftOut(EVALUATION)
+        yield {"evaluation": EVALUATION, "group": _group(record), "task": _task(record)}
         return
     if not traces:
         yield LeftOut("an episode without traces")
@@ -51,6 +51,7 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "step": first((policy.get("start"), work.get("step"))),
         "versions": span_of([policy.get("start"), policy.get("end")]),
         "group": _group(record),
+        "task": _task(record),
         "run": run.get("id"),
     }
     whole = "" if any(trace.get("ok") is False for trace in traces) else _failure(record)
@@ -87,8 +88,13 @@ def _truncated(trace: Mapping[str, Any]) -> bool | None:
 
 def _group(record: Record) -> Any:
     """The episode's group, or else its task: they have the same prompt."""
+    return first((object_of(record.get("group")).get("id"), _task(record)))
+
+
+def _task(record: Mapping[str, Any]) -> Any:
+    """What tells the episode's task from others."""
     task = object_of(record.get("task"))
-    return first((object_of(record.get("group")).get("id"), task.get("key"), task.get("hash")))
+    return first((task.get("key"), task.get("hash")))
 
 
 def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
@@ -104,9 +110,30 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> I
     contents, shown = _Contents(nodes), _ids_to(nodes)
     if shared["group"] is None:
         shared = {**shared, "group": digest_of(contents.prompt(said[0]))}
+    learned: dict[str, Any] = {"learned": partial(_learned, nodes)}
     for index in said:
         row = {"content": partial(contents.of, index), "shown": shown[index], "turn": before[index]}
-        yield {**row, **shared, "rewards": rewards}
+        yield {**row, **shared, "rewards": rewards, **learned}
+        learned = {}
+
+
+def _learned(nodes: Sequence[Mapping[str, Any]]) -> Row:
+    """What a trace says of its tokens: those of its nodes one after another. Of a node the policy sampled as many as
+    have a log-probability, and none of a message that it did not say."""
+    ids, mask, sampled, drawn = list[int](), list[bool](), list[bool](), list[float | None]()
+    for node in nodes:
+        own = [bool(one) for one in node.get("mask") or []]
+        logprobs = node.get("logprobs")
+        known = len(logprobs) if isinstance(logprobs, list) else sum(own) if node.get("sampled") else 0
+        ids += node.get("token_ids") or []
+        mask += own
+        sampled += [one and (known := known - 1) >= 0 for one in own]
+        drawn += _spread(logprobs, own) or [None] * len(own)
+    fits = len(ids) == len(mask)
+    return {
+        **{"ids": ids, "mask": mask if fits else None, "sampled": sampled if fits else None},
+        **{"logprobs": drawn if fits else None, "trained": None, "text": None, "start": 0},
+    }
 
 
 def _is_node(node: Any) -> bool:
