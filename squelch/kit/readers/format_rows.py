@@ -28,6 +28,11 @@ class LeftOut:
     reason: str
 
 
+UNKNOWN: Row = {
+    **dict.fromkeys(("mask", "sampled", "logprobs", "trained", "messages", "tools")),
+    **{"ids": (), "said": (), "start": 0},
+}
+"""What a row's `learned` gives where the format says no more."""
 NAMES = {
     "prompt": ("prompt", "input"),
     "completion": ("completion", "output", "response"),
@@ -155,8 +160,9 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     ids, mask = _same_length(tokens, [0] * before + mask, where, "tokens", "loss_mask")
     drawn = record.get("rollout_log_probs")
     of_tokens = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
-    text = {"text": record.get("response"), "start": before}
-    yield from turns_of_ids(ids, mask, shared, where, of_tokens, partial(_learned, ids, mask, of_tokens, text))
+    texts = ((0, before, record.get("prompt")), (before, len(tokens), record.get("response")))
+    said = {"said": [one for one in texts if isinstance(one[2], str)], "start": before}
+    yield from turns_of_ids(ids, mask, shared, where, of_tokens, partial(_learned, ids, mask, of_tokens, said))
 
 
 def span_of(versions: Any) -> list[int | None] | None:
@@ -258,9 +264,7 @@ def _learned(
         key: values[: len(ids)] if isinstance(values, list) and _fits(values, len(ids)) else None
         for key, values in of_tokens.items()
     }
-    return {"sampled": None, "logprobs": None, "trained": None, "text": None, "start": 0} | {
-        "ids": ids, "mask": mask, **fitting, **(more or {})
-    }
+    return UNKNOWN | {"ids": ids, "mask": mask, **fitting, **(more or {})}
 
 
 def _listed(record: Record, name: str, where: str) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first, object_of
-from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number, span_of
+from squelch.kit.readers.format_rows import UNKNOWN, LeftOut, Row, as_float, digest_of, is_number, span_of
 from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
@@ -121,19 +121,26 @@ def _learned(nodes: Sequence[Mapping[str, Any]]) -> Row:
     """What a trace says of its tokens: those of its nodes one after another. Of a node the policy sampled as many as
     have a log-probability, and none of a message that it did not say."""
     ids, mask, sampled, drawn = list[int](), list[bool](), list[bool](), list[float | None]()
+    said = list[tuple[int, int, str]]()
     for node in nodes:
         own = [bool(one) for one in node.get("mask") or []]
-        logprobs = node.get("logprobs")
+        logprobs, content = node.get("logprobs"), object_of(node.get("message")).get("content")
         known = len(logprobs) if isinstance(logprobs, list) else sum(own) if node.get("sampled") else 0
+        if node.get("sampled") and any(own) and isinstance(content, str):
+            said.append((len(ids), len(ids) + len(own), content))
         ids += node.get("token_ids") or []
         mask += own
         sampled += [one and (known := known - 1) >= 0 for one in own]
         drawn += _spread(logprobs, own) or [None] * len(own)
-    fits = len(ids) == len(mask)
-    return {
-        **{"ids": ids, "mask": mask if fits else None, "sampled": sampled if fits else None},
-        **{"logprobs": drawn if fits else None, "trained": None, "text": None, "start": 0},
-    }
+    if len(ids) != len(mask):
+        return UNKNOWN
+    first_said = next((at for at, node in enumerate(nodes) if node.get("sampled")), 0)
+    found = UNKNOWN | {"ids": ids, "mask": mask, "sampled": sampled, "logprobs": drawn, "said": said}
+    if any(node.get("parent") != (at - 1 if at else None) for at, node in enumerate(nodes[: first_said + 1])):
+        return found
+    tools = [nested_tool(tool) for tool in nodes[0].get("tools") or []]
+    messages = [_message(node["message"]) for node in nodes[:first_said]]
+    return found | {"messages": messages, "tools": tools or None, "start": mask.index(True) if any(mask) else 0}
 
 
 def _is_node(node: Any) -> bool:
