@@ -20,6 +20,7 @@ from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.checks.fed_tokens import Fed
 from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
+from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.format_rows import Row, as_float, is_number, whole
 from squelch.kit.readers.formats import Format, format_named, names_in
@@ -135,9 +136,16 @@ class Collected:
 
 
 def collect(
-    path: Path, name: str | None = None, *, seed: int = 0, prompts: bool = False, views: StepViews | None = None
+    path: Path,
+    name: str | None = None,
+    *,
+    seed: int = 0,
+    prompts: bool = False,
+    views: StepViews | None = None,
+    weights: WeightRows | None = None,
 ) -> Collected:
-    """Reads a file or folder once. `prompts`: whether prompts are kept; `views`: takes the rows of training too.
+    """Reads a file or folder once. `prompts`: whether prompts are kept; `views` and `weights` take the rows of training
+    too.
 
     Raises:
         UserError: the file is damaged or of no known format.
@@ -153,7 +161,7 @@ def collect(
                 )
                 if views is not None and not is_evaluation:
                     views.add(read)
-                _take(found, read, is_evaluation, sampler, prompts)
+                _take(found, read, is_evaluation, sampler, prompts, weights)
             found.notes += [*reader.notes, *reader.notes_on_left_out()]
     found.sample = sampler.kept
     return found
@@ -192,7 +200,14 @@ class _Sampler:
         return [one for _, _, one in sorted(self._heap, key=lambda item: item[1])]
 
 
-def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, prompts: bool) -> None:
+def _take(
+    found: Collected,
+    read: Read,
+    is_evaluation: bool,
+    sampler: _Sampler,
+    prompts: bool,
+    weights: WeightRows | None = None,
+) -> None:
     row, where = read.row, name_of(read)
     is_first = not row.get("turn")
     small = row.get("shown", 0) <= MOST_SHOWN
@@ -218,6 +233,8 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
     found.continued.take(row, str(row.get("rollout") or where), where)
     if learned is not None:
         found.fed.take(learned, where, is_whole=not row.get("truncated"))
+    if weights is not None and readable:
+        weights.offer(row, where, found.format, learned)
     member = _member(row, where, prompt, task)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None

@@ -11,9 +11,10 @@ from typing import Any
 from squelch.kit.checks import advantages, groups, rewards, tokens
 from squelch.kit.checks.claims import Claims, claims_of, claims_result, given_claims
 from squelch.kit.checks.collected import Collected, collect
-from squelch.kit.checks.encoding import encoding_results, tokenizer_folder
+from squelch.kit.checks.encoding import coder_of, encoding_results, tokenizer_folder
 from squelch.kit.checks.prompts import prompts_lost
 from squelch.kit.checks.result import Result
+from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.readers.step_views import StepViews
 
 CHECKS: Mapping[str, Callable[[Collected, Claims], Result]] = {
@@ -92,6 +93,11 @@ def _path(given: str | PathLike[str] | None) -> Path | None:
     return None if given is None else Path(given)
 
 
+def _with_weights(base: Path | None) -> Path | None:
+    """The folder, if it holds a model and not a tokenizer alone."""
+    return base if base is not None and any(base.glob("*.safetensors")) else None
+
+
 def checked(
     path: Path,
     checkpoints: Path | None = None,
@@ -104,12 +110,15 @@ def checked(
 ) -> CheckResult:
     """As `check`; `views` takes the rows of training, for the findings. UserError for bad input."""
     made = claims_of(path, given_claims(claims))
-    found = collect(path, name, seed=seed, prompts=data is not None, views=views)
+    coder = coder_of(tokenizer_folder(base, checkpoints))
+    tokenizer = None if coder is None else coder.tokenizer
+    weights = WeightRows(checkpoints, _with_weights(base), made, tokenizer, seed=seed)
+    found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights)
     if not found.rows:
         from squelch.kit.base.errors import UserError
 
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
     results.append(prompts_lost(found, made, data))
-    results += encoding_results(found, tokenizer_folder(base, checkpoints))
+    results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), tuple(found.notes), found.rows, made)
