@@ -59,8 +59,8 @@ def temperature(weighing: Weighing) -> Result:
     if _processed_at_claimed(weighing):
         says = f"The engine recorded log-probabilities at temperature {claimed:g}; the ids say {found_in_words}"
         return Result(name, "sound", says, 0, num, size)
-    if max(high / claimed - 1, 1 - low / claimed) > TELLS:
-        more = (DROP * 2 / max(best.information, 1e-12)) * num / TELLS**2
+    if (width := max(high / claimed - 1, 1 - low / claimed)) > TELLS:
+        more = num * (width / TELLS) ** 2
         tail = "" if weighing.tail_is_whole else ", or that top_p, top_k and min_p are off, if they are"
         says = f"The rows were sampled at {found_in_words}, which tells little about {claimed:g}"
         return Result(name, "unknown", says, size=size, needs=f"about {more:,.0f} tokens (--tokens){tail}")

@@ -249,7 +249,8 @@ def _no_fault(
     claiming: Sequence[int],
 ) -> Result:
     examples = tuple(Example(_step(one), _set_in_words(one)) for one in steps[:MOST_EXAMPLES])
-    sound, of = sum(one.is_sound for one in steps), len(steps)
+    judged = [one for one in steps if one.comparisons]
+    sound, of = sum(one.is_sound for one in judged), len(judged)
     saved = "" if any(one.saved for one in steps) else ", as far as those tell that were saved before and after"
     if not lags:
         says = "All checkpoints at hand say the same of the drawn rows"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 COUNT_AS_CHECKPOINTS = frozenset({"verifiers", "areal"})
 """Formats whose recorded versions the rule of their checkpoints counts too. slime counts the engine's updates."""
+RULES: Mapping[str, WeightsRule] = {"squelch": WeightsRule("step-{}", -1)}
+"""Rules of formats that have none of their own. Squelch counts versions apart from steps: a step without signal
+publishes none, and leaves the weights as they were."""
 STALE_BY_DEFAULT: Mapping[str, int] = {"slime": 1}
 """Steps by which the rows of a healthy run may be late where nothing claims a staleness: slime has an asynchronous
 script and says nowhere which one ran."""
@@ -101,7 +104,7 @@ class WeightRows:
 
     def _begin(self, found: Format | None) -> None:
         if found is not None:
-            self._rule = found.weights
+            self._rule = found.weights or RULES.get(found.name)
             self._staleness = STALE_BY_DEFAULT.get(found.name, 0)
             self._counts_versions = found.name in COUNT_AS_CHECKPOINTS
         if self._claims.max_staleness is not None:

@@ -140,3 +140,17 @@ def test_log_probabilities_that_are_none_are_not_recorded(logprobs: object, trai
 )
 def test_a_tail_is_whole_only_if_all_that_cut_it_are_known_to_be_off(claims: Claims, expected: bool | None) -> None:
     assert cuts_tail(claims) is expected
+
+
+def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() -> None:
+    """`tests/earlier`: step 1 was sampled by the initial policy, and step 2 by weights that were not saved."""
+    run = Path(__file__).parents[2] / "earlier"
+    found = check(run / "run/groups", checkpoints=run / "run/checkpoints", base=run / "policy")
+    results = {one.name: one for one in found.results if one.name in NAMES}
+    verdicts = {name: one.verdict for name, one in results.items()}
+    sound = {name: "sound" for name in ("stale_weights", "recording_mode", "precision")}
+    assert verdicts == sound | {"temperature": "unknown"}
+    assert results["precision"].size is not None
+    assert results["precision"].size.value < 1e-6
+    assert results["temperature"].size is not None
+    assert results["temperature"].size.value == pytest.approx(1, abs=0.1)
