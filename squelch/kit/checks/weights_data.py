@@ -26,9 +26,6 @@ MOST_STEPS = 16
 """Steps whose rows are scored."""
 MOST_ROWS = 512
 """Rows of one step that are scored."""
-NODES = 13
-LOWEST, HIGHEST = 0.25, 4.0
-"""The temperatures between which the sampling temperature is sought."""
 HEAD = 8
 """Tokens of the head of a distribution: among the likeliest, as far as they lie within `HEAD_MASS`."""
 HEAD_MASS = 0.7
@@ -122,15 +119,18 @@ class TokenScores:
     """One sample's scores under one candidate.
 
     Attributes:
-        nodes: (NODES, num_tokens), log p of each sampled token at the temperatures of `node_temperatures()`.
+        nodes: (num_nodes, num_tokens), log p of each sampled token at `likelihood.NODE_TEMPERATURES`.
         exact: (num_temperatures, num_tokens), the same at those of `Scores.temperatures`.
         head: (num_tokens, HEAD), logits of the head's tokens, the same tokens under every candidate; -inf for those
             that do not belong to it.
         place: (num_tokens,), the sampled token's index in the head; -1 if it is none of them.
+        above: (num_tokens,), mass of the tokens that are likelier than the sampled one, at the last of
+            `Scores.temperatures`.
     """
 
     nodes: np.ndarray
     exact: np.ndarray
+    above: np.ndarray
     head: np.ndarray
     place: np.ndarray
 
@@ -145,14 +145,6 @@ class Scores:
     temperatures: tuple[float, ...]
     tokens: Sequence[Sequence[TokenScores]]
     left_out: dict[str, int] = field(default_factory=dict)
-
-
-def node_temperatures() -> np.ndarray:
-    """(NODES,) the temperatures at which every token is scored: Chebyshev nodes in the logarithm, with 1 among them."""
-    half = np.log(HIGHEST / LOWEST) / 2
-    nodes = np.cos(np.pi * (2 * np.arange(NODES) + 1) / (2 * NODES))
-    nodes[NODES // 2] = 0.0
-    return np.exp(np.log(LOWEST * HIGHEST) / 2 + half * nodes)
 
 
 class Draw:
