@@ -3,8 +3,8 @@
     python -m benchmarks.check [--quick] [--json]
 
 The rows are slime's as JSON Lines: 1,000 token ids with a log-probability each and a mask of the loss, groups of 8. No
-weights and no tokenizer are given, so that nothing is encoded again or scored. The target is 100,000 rows in a minute of
-CPU; `--quick` reads 2,000 rows, otherwise 20,000. Peak memory is that of this process, with and without the rows.
+weights and no tokenizer are given, so that nothing is decoded or scored. The target is 100,000 rows in a minute of CPU;
+`--quick` reads 2,000 rows, otherwise 20,000. Peak memory is that of this process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -136,10 +136,21 @@ class Collected:
         return (one for group in self.groups.values() for one in group.members.values())
 
 
+Taker = Callable[[Row, str, Format, Path], None]
+"""What takes each row of training with its prompt and completion: the row, where it stands, its format and file."""
+
+
 def collect(
-    path: Path, name: str | None = None, *, seed: int = 0, prompts: bool = False, views: StepViews | None = None
+    path: Path,
+    name: str | None = None,
+    *,
+    seed: int = 0,
+    prompts: bool = False,
+    views: StepViews | None = None,
+    taker: Taker | None = None,
 ) -> Collected:
-    """Reads a file or folder once. `prompts`: whether prompts are kept; `views`: takes the rows of training too.
+    """Reads a file or folder once. `prompts`: whether prompts are kept; `views`, `taker`: take the rows of training
+    too, the first as they are read.
 
     Raises:
         UserError: the file is damaged or of no known format.
@@ -155,7 +166,9 @@ def collect(
                 )
                 if views is not None and not is_evaluation:
                     views.add(read)
-                _take(found, read, is_evaluation, sampler, prompts)
+                row = _take(found, read, is_evaluation, sampler, prompts)
+                if row is not None and taker is not None and reader.format is not None:
+                    taker(row, name_of(read), reader.format, read.file)
             found.notes += [*reader.notes, *reader.notes_on_left_out()]
     found.sample = sampler.kept
     return found
@@ -194,7 +207,8 @@ class _Sampler:
         return [one for _, _, one in sorted(self._heap, key=lambda item: item[1])]
 
 
-def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, prompts: bool) -> None:
+def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, prompts: bool) -> Row | None:
+    """Takes a row; returns it with prompt and completion if these can be read and training saw it."""
     row, where = read.row, name_of(read)
     is_first = not row.get("turn")
     small = row.get("shown", 0) <= MOST_SHOWN
@@ -208,7 +222,7 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
     if is_evaluation:
         if is_first and task is not None:
             found.evaluated.setdefault(task, where)
-        return
+        return None
     found.rows += 1
     found.named_tasks |= known_id(row.get("task"))
     found.of_groups |= known_id(row.get("group"))
@@ -235,6 +249,7 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
         before.cut, before.failed = before.cut or member.cut, before.failed or member.failed
     elif is_first and readable:
         sampler.offer(where, row, learned)
+    return row if readable else None
 
 
 def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:

@@ -8,13 +8,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from squelch.kit.base.errors import UserError
 from squelch.kit.checks import advantages, groups, rewards, tokens
 from squelch.kit.checks.claims import Claims, claims_of, claims_result, given_claims
 from squelch.kit.checks.collected import Collected, collect
 from squelch.kit.checks.encoding import encoding_results, tokenizer_folder
 from squelch.kit.checks.prompts import prompts_lost
 from squelch.kit.checks.result import Result
+from squelch.kit.checks.scored_rows import draw_of, rule_of, sample_of, weights_results
+from squelch.kit.checks.weights_data import Draw
+from squelch.kit.readers.format_rows import Row
+from squelch.kit.readers.formats import Format
 from squelch.kit.readers.step_views import StepViews
+from squelch.kit.readers.weights import WeightsRule
 
 CHECKS: Mapping[str, Callable[[Collected, Claims], Result]] = {
     one.__name__: one
@@ -63,6 +69,7 @@ def check(
     data: str | PathLike[str] | None = None,
     format: str | None = None,
     claims: Mapping[str, Any] | Sequence[str] = (),
+    tokens: int | None = None,
     seed: int = 0,
 ) -> CheckResult:
     """Whether a run was what it seemed, by the files that its trainer wrote (docs/guide/check-a-run.md).
@@ -74,16 +81,15 @@ def check(
         data: a file of the prompts that were to be played.
         format: the trainer's format, where its columns do not show it.
         claims: what the run says of itself, as a mapping or as `NAME=VALUE`.
-        seed: of the sample of rollouts whose text is encoded again or scored.
+        tokens: how many tokens are scored under each checkpoint at most; None for 100,000.
+        seed: of the samples of rollouts that are decoded or scored.
 
     Raises:
         ValueError: a file is damaged, of no known format, or holds no rows of a training.
     """
-    from squelch.kit.base.errors import UserError
-
     words = [f"{name}={value}" for name, value in claims.items()] if isinstance(claims, Mapping) else claims
     try:
-        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, words, seed)
+        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, words, tokens, seed)
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -99,17 +105,39 @@ def checked(
     data: Path | None = None,
     name: str | None = None,
     claims: Sequence[str] = (),
+    tokens: int | None = None,
     seed: int = 0,
     views: StepViews | None = None,
 ) -> CheckResult:
     """As `check`; `views` takes the rows of training, for the findings. UserError for bad input."""
     made = claims_of(path, given_claims(claims))
-    found = collect(path, name, seed=seed, prompts=data is not None, views=views)
+    scored = _Scored(checkpoints, tokens, seed, made.max_staleness or 0)
+    taker = scored.take if checkpoints is not None else None
+    found = collect(path, name, seed=seed, prompts=data is not None, views=views, taker=taker)
     if not found.rows:
-        from squelch.kit.base.errors import UserError
-
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
     results.append(prompts_lost(found, made, data))
     results += encoding_results(found, tokenizer_folder(base, checkpoints))
+    results += weights_results(scored.draw, checkpoints, base, scored.rule, made)
     return CheckResult(tuple(results), tuple(found.notes), found.rows, made)
+
+
+class _Scored:
+    """Draws the rows that are scored, once the first says which trainer wrote them."""
+
+    def __init__(self, checkpoints: Path | None, tokens: int | None, seed: int, staleness: int) -> None:
+        self._checkpoints, self._tokens, self._seed, self._staleness = checkpoints, tokens, seed, staleness
+        self.rule: WeightsRule | None = None
+        self.draw: Draw | None = None
+        self._is_open = True
+
+    def take(self, row: Row, where: str, found: Format, file: Path) -> None:
+        """Offers a row to the draw."""
+        if self._is_open:
+            self.rule, self._is_open = rule_of(found, file), False
+            self.draw = draw_of(self._checkpoints, self.rule, self._tokens, self._seed)
+        if self.draw is not None and self.rule is not None:
+            sample = sample_of(row, where, found, self.rule, self._staleness)
+            if sample is not None:
+                self.draw.add(sample)
