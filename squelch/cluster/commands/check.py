@@ -19,7 +19,7 @@ from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.words import fault_lines, short_lines
 from squelch.kit.checks.words import plain as as_json
-from squelch.kit.commands.arguments import add_format
+from squelch.kit.commands.arguments import add_format, positive
 from squelch.kit.findings.finder import Finding, Findings
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import paragraph, plain
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="the folder of the trainer's checkpoints")
     parser.add_argument("--base", type=Path, metavar="DIR", help="the initial model's folder, or its tokenizer's")
     parser.add_argument("--data", type=Path, metavar="PROMPTS", help="a file of the prompts that were to be played")
+    parser.add_argument("--tokens", type=positive(int), help="tokens scored under each checkpoint (default: 100000)")
     claim = "what the run says of itself: group_size, temperature, top_p, advantage and others"
     parser.add_argument("--claim", action="append", default=[], metavar="NAME=VALUE", help=claim)
     add_format(parser)
@@ -107,7 +108,8 @@ def _checked_archive(options: argparse.Namespace) -> tuple[list[Result], list[st
     if in_store(options.place) or not any(groups.glob("**/step*.parquet")):
         return [], []
     base = options.base or next((one.parent for one in _tokenizers(groups.parent)), None)
-    result = checked(groups, options.checkpoints, base, options.data, "squelch", options.claim)
+    checkpoints = options.checkpoints
+    result = checked(groups, checkpoints, base, options.data, "squelch", options.claim, options.tokens)
     return list(result.results), list(result.notes)
 
 
@@ -142,7 +144,7 @@ def _of_files(options: argparse.Namespace, ignored: list[str]) -> Found:
     from squelch.kit.readers.step_views import StepViews
 
     steps, given = StepViews(), (options.checkpoints, options.base, options.data, options.format, options.claim)
-    result = checked(Path(options.place), *given, views=steps)
+    result = checked(Path(options.place), *given, options.tokens, views=steps)
     views = steps.views()
     findings = Findings(ignored, steps=len(views))
     for view in views:

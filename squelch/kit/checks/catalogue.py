@@ -17,6 +17,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from squelch.kit.untrusted.text import parse_yaml
 
@@ -43,4 +44,9 @@ class Check:
 def checks() -> dict[str, Check]:
     """Every check by name, in the file's order."""
     found = parse_yaml(PATH.read_text(encoding="utf-8"), str(PATH))
-    return {name: Check(name, **{**one, "formats": tuple(one.get("formats", ()))}) for name, one in found.items()}
+    return {name: _check(name, one) for name, one in found.items()}
+
+
+def _check(name: str, written: Mapping[str, Any]) -> Check:
+    fields: dict[str, Any] = {**written, "formats": tuple(written.get("formats", ()))}
+    return Check(name, **fields)

@@ -15,9 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from squelch.kit.base.errors import bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
-from squelch.kit.checks.fed_tokens import Fed
+from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
@@ -61,7 +63,7 @@ class Member:
     failed: str | None
     rewards: dict[str, float | None]
     advantage: Any
-    """As the row has it; a number where all tokens have the same."""
+    """A number; a list where tokens have different ones; None where it is not known."""
 
 
 @dataclass(slots=True)
@@ -229,13 +231,13 @@ def _take(
         found.tasks.setdefault(task, where)
     if prompts and is_first and prompt is not None:
         found.prompts.setdefault(prompt, _prompt(row))
-    _take_tokens(found, row, where)
+    log_p = _take_tokens(found, row, where)
     found.continued.take(row, str(row.get("rollout") or where), where)
     if learned is not None:
         found.fed.take(learned, where, is_whole=not row.get("truncated"))
     if weights is not None and readable:
         weights.offer(row, where, found.format, learned)
-    member = _member(row, where, prompt, task)
+    member = _member(row, where, prompt, task, log_p)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
     if learned is not None and not member.text:
@@ -252,18 +254,16 @@ def _take(
         sampler.offer(where, row, learned)
 
 
-def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None) -> Member:
+def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:
     ids = first((row.get("completion_ids"), row.get("reasoning_ids")), lambda one: one is not None)
     text = text_of(first((row.get("completion"), row.get("reasoning")), lambda one: one is not None))
-    drawn = row.get("logprobs")
     is_ids = isinstance(ids, list)
-    sums = math.fsum(drawn) if is_ids and _are_all(drawn, len(ids)) else None
     return Member(
         where,
         prompt,
         task,
         digest(ids) if is_ids else digest(text) if text is not None else None,
-        sums if sums is not None and math.isfinite(sums) else None,
+        log_p,
         len(ids) if is_ids else len(text or ""),
         (text or "")[:KEPT_TEXT],
         is_ids,
@@ -274,10 +274,6 @@ def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None) -> M
     )
 
 
-def _are_all(values: Any, count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(isinstance(one, float | int) for one in values)
-
-
 def _rewards(row: Row) -> dict[str, float | None]:
     """The rewards by name; None for one that is no number, as for NaN, by which tables fill a column."""
     found = {name: as_float(one) if is_number(one) else None for name, one in (row.get("rewards") or {}).items()}
@@ -285,11 +281,12 @@ def _rewards(row: Row) -> dict[str, float | None]:
 
 
 def _advantage(value: Any) -> Any:
-    """The number that all tokens have, or what the row says."""
+    """The number that all tokens have; a list if they differ."""
     if not isinstance(value, list):
         return as_float(value) if is_number(value) else None
-    numbers = {one for one in value if one is not None}
-    return as_float(numbers.pop()) if len(numbers) == 1 and all(map(is_number, numbers)) else list(value)
+    numbers = numbers_of(value)
+    known = numbers[~np.isnan(numbers)] if numbers is not None else np.empty(0)
+    return float(known[0]) if len(known) and known.min() == known.max() else [None]
 
 
 def _prompt(row: Row) -> Any:
@@ -313,17 +310,19 @@ def text_of(said: Any) -> str | None:
     return " ".join(str(one) for one in parts if one) if messages else None
 
 
-def _take_tokens(found: Collected, row: Row, where: str) -> None:
-    tokens, ids, drawn = found.tokens, row.get("completion_ids"), row.get("logprobs")
+def _take_tokens(found: Collected, row: Row, where: str) -> float | None:
+    """Counts the row's log-probabilities; returns their sum if each id has one."""
+    tokens, ids, drawn = found.tokens, row.get("completion_ids"), numbers_of(row.get("logprobs"))
     tokens.rows += isinstance(ids, list)
-    if isinstance(ids, list) and isinstance(drawn, list):
-        if len(drawn) != len(ids):
-            tokens.unlike += 1
-            tokens.show("unlike", where, f"{len(ids)} ids and {len(drawn)} log-probabilities")
-        numbers = [one for one in drawn if isinstance(one, float | int)]
-        tokens.logprobs += len(numbers)
-        wrong = sum(not -math.inf < one <= MOST_LOGPROB for one in numbers)
-        if wrong:
-            tokens.impossible += 1
-            worst = next(one for one in numbers if not -math.inf < one <= MOST_LOGPROB)
-            tokens.show("impossible", where, f"{wrong} of {len(numbers)} tokens, e.g. {worst:g}")
+    if not isinstance(ids, list) or drawn is None:
+        return None
+    if len(drawn) != len(ids):
+        tokens.unlike += 1
+        tokens.show("unlike", where, f"{len(ids)} ids and {len(drawn)} log-probabilities")
+    known = drawn[~np.isnan(drawn)]
+    tokens.logprobs += len(known)
+    wrong = known[(known > MOST_LOGPROB) | np.isinf(known)]
+    if len(wrong):
+        tokens.impossible += 1
+        tokens.show("impossible", where, f"{len(wrong)} of {len(known)} tokens, e.g. {wrong[0]:g}")
+    return float(known.sum()) if len(known) == len(ids) and not len(wrong) else None

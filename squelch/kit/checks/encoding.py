@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NEEDS = "--base DIR, a folder with the policy's tokenizer"
+Conversation = tuple[Sequence[Mapping[str, Any]], Any]
+"""Messages, and the schemas of their tools."""
+BATCH = 64
+"""Conversations that are rendered in one process."""
 TRIMMED = 40
 """Characters of a stop string, and of white space, by which a text may end before or after its ids."""
 WRONG_STARTS = {
@@ -64,15 +68,28 @@ class Coder:
         """What ids say."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=not special)
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], tools: Any, reply: bool = False) -> list[int] | None:
-        """The ids of messages by the folder's template; None if it has none or refuses them."""
+    def rendered(self, conversations: Sequence[Conversation], reply: bool = False) -> list[list[int] | None]:
+        """The ids of each conversation by the folder's template, without the generation prompt if `reply`; None for
+        one that it refuses, and for all if the folder has none. Equal ones are rendered once."""
         from squelch.kit.text.chat_template import TemplateRefused
 
-        try:
-            text = self._template.render([list(messages)], [tools], [reply])[0]
-        except (TemplateRefused, ValueError):
-            return None
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        keys = [repr(one) for one in conversations]
+        open_ones = list(dict(zip(keys, conversations, strict=True)).items())
+        texts: dict[str, str] = {}
+        while open_ones:
+            batch = open_ones[:BATCH]
+            messages, tools = [one[1][0] for one in batch], [one[1][1] for one in batch]
+            try:
+                found = self._template.render(messages, tools, [reply] * len(batch))
+            except TemplateRefused as error:
+                del open_ones[error.index]
+                continue
+            except ValueError:
+                return [None] * len(conversations)
+            texts |= dict(zip([key for key, _ in batch], found, strict=True))
+            del open_ones[:BATCH]
+        ids = {key: self.tokenizer.encode(text, add_special_tokens=False).ids for key, text in texts.items()}
+        return [ids.get(key) for key in keys]
 
     @cached_property
     def _template(self) -> Any:
@@ -153,36 +170,36 @@ def _share(count: int, of: int) -> Size:
 
 def _template(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     """Prompts that are not what the folder's template writes for their messages."""
-    name, differing, cut = "template_differs", list[tuple[str, str]](), list[str]()
-    looked = 0
-    for where, row in rows:
-        said = row.get("learned") or {}
-        if not said.get("messages") or not said["start"]:
-            continue
-        given, whole = list(said["ids"][: said["start"]]), coder.rendered(said["messages"], said["tools"])
-        if whole is None:
-            continue
-        looked += 1
-        given = given[1:] if given[:2] == [coder.begin, coder.begin] else given  # `prompt_start` says that
-        if given == whole:
-            continue
-        without = coder.rendered(said["messages"], said["tools"], reply=True)
-        if given == without:
-            cut.append(where)
-        else:
-            differing.append((where, _first_difference(coder, given, whole)))
-    if not looked:
-        return Result(
-            name, "unknown", "No prompt is recorded as messages and as ids", needs="both, as verifiers has them"
-        )
+    name, shown = "template_differs", [(where, row["learned"]) for where, row in rows if row.get("learned")]
+    shown = [(where, said) for where, said in shown if said["messages"] and said["start"]]
+    asked: list[Conversation] = [(said["messages"], said["tools"]) for _, said in shown]
+    whole = coder.rendered(asked)
+    compared = [
+        (where, conversation, _once(list(said["ids"][: said["start"]]), coder.begin), ids)
+        for (where, said), conversation, ids in zip(shown, asked, whole, strict=True)
+        if ids is not None
+    ]
+    if not compared:
+        return Result(name, "unknown", "No prompt is recorded as messages and ids", needs="both, as verifiers has them")
+    wrong = [one for one in compared if one[2] != one[3]]
+    short = coder.rendered([conversation for _, conversation, _, _ in wrong], reply=True)
+    cut = [where for (where, _, given, _), ids in zip(wrong, short, strict=True) if given == ids]
+    looked = len(compared)
     if cut:
         return _wrong(name, "no generation prompt", cut, looked, "what the policy says is then no reply")
-    if not differing:
+    if not wrong:
         return Result(name, "sound", f"Each of {looked} sampled prompts is what the template writes", of=looked)
-    says = f"{len(differing)} of {looked} sampled prompts are not what the template of {coder.folder.name} writes"
-    shown = tuple(Example(where, text) for where, text in differing[:MOST_EXAMPLES])
+    says = f"{len(wrong)} of {looked} sampled prompts are not what the template of {coder.folder.name} writes"
+    examples = tuple(
+        Example(where, _first_difference(coder, given, ids)) for where, _, given, ids in wrong[:MOST_EXAMPLES]
+    )
     needs = "the template that the run was given: a run may have its own, or other arguments of it"
-    return Result(name, "unknown", says, len(differing), looked, examples=shown, needs=needs)
+    return Result(name, "unknown", says, len(wrong), looked, examples=examples, needs=needs)
+
+
+def _once(ids: list[int], begin: int | None) -> list[int]:
+    """The ids without a second first token, which `prompt_start` says."""
+    return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
 
 def _first_difference(coder: Coder, given: Sequence[int], whole: Sequence[int]) -> str:

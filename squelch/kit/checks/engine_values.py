@@ -120,10 +120,9 @@ def _each_fits(weighing: Weighing, engine: np.ndarray, trainer: np.ndarray) -> b
 
 
 def _divergence(engine: np.ndarray, trainer: np.ndarray, clusters: np.ndarray) -> tuple[float, float, float | None]:
-    """(low, estimate, high) of the KL divergence from the engine to the trainer, over tokens that the engine sampled.
-    With too few rollouts `low` is 0 and `high` is not known."""
-    difference = trainer - engine
-    terms = np.expm1(np.minimum(difference, 20.0)) - difference
+    """(low, estimate, high) of the KL divergence of engine and trainer, as of `likelihood.divergence`. With too few
+    rollouts `low` is 0 and `high` is not known."""
+    terms = (trainer - engine) * np.tanh((trainer - engine) / 2)
     _, owner = np.unique(clusters, return_inverse=True)
     mean, num = float(terms.mean()), int(owner.max()) + 1
     if num < FEWEST_ROLLOUTS:

@@ -66,11 +66,11 @@ class Fed:
             sampled = np.fromiter(said["sampled"], bool, len(mask))
             self._count(mask & ~sampled, sampled & ~mask, where)
             return
-        drawn = _numbers(said["logprobs"])
+        drawn = numbers_of(said["logprobs"])
         if drawn is None:
             return
         zero = drawn == 0
-        trained = _numbers(said["trained"])
+        trained = numbers_of(said["trained"])
         left = ~mask & (drawn < 0)
         if trained is not None:
             self.how = "trainer"
@@ -119,11 +119,12 @@ class Fed:
         self.zero_twice += int((own[1:] & own[:-1]).sum())
 
 
-def _numbers(values: Any) -> np.ndarray | None:
+def numbers_of(values: Any) -> np.ndarray | None:
     """(n,) values, NaN for None; None if there are none."""
     if not isinstance(values, list) or not values:
         return None
     try:
-        return np.array(values, dtype=np.float64)
+        found = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
         return None
+    return found if found.ndim == 1 else None

@@ -1,9 +1,9 @@
 """Which of the prompts that were to be played were not. Pure.
 
 A prompt is found by its text in what the policy read. What is missing counts only against how the run drew its
-prompts, which its groups show: in the order of the file, or each once an epoch. A run that draws with replacement leaves
-some out by chance, one whose epoch is not over has not come to them, and one that samples dynamically keeps none that it
-dropped.
+prompts, which its groups show: in the order of the file, or each once an epoch. A run that draws with replacement
+leaves some out by chance, one whose epoch is not over has not come to them, and one that samples dynamically keeps
+none that it dropped.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def prompts_lost(found: Collected, claims: Claims, data: Path | None) -> Result:
         return Result(name, "fault", says, len(lost), len(wanted), _share(len(lost), len(wanted)), shown, step=step)
     if _in_order(steps):
         return Result(name, "sound", f"{says}: so far the run plays them in their order", of=len(wanted))
-    mode = Counter(counts.values()).most_common(1)[0][0]
-    even = sum(count in (mode - 1, mode) for count in counts.values() if count) / len(wanted)
+    times, even = evenness(counts, len(wanted))
     if total < len(wanted) or even < EVEN or len(wanted) < FEWEST:
         needs = "a finished epoch in which each prompt is played once, or the order of the prompts"
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
@@ -70,8 +69,14 @@ def prompts_lost(found: Collected, claims: Claims, data: Path | None) -> Result:
         needs = "--claim dynamic_sampling=false: what is dropped is not in these files"
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
     shown = tuple(Example(f"{data.name} row {index + 1}", wanted[index][:100]) for index in never[:MOST_EXAMPLES])
-    says += f", though {even:.0%} of them were played {mode} times"
+    says += f", though {even:.0%} of them were played {times} times"
     return Result(name, "fault", says, len(never), len(wanted), _share(len(never), len(wanted)), shown)
+
+
+def evenness(counts: Mapping[int, int], of: int) -> tuple[int, float]:
+    """How often most prompts were played, and the share of all that were so often, or once less."""
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    return usual, sum(count in (usual - 1, usual) for count in counts.values()) / of
 
 
 def _share(count: int, of: int) -> Size:

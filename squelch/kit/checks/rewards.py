@@ -21,7 +21,8 @@ SHORT = 300
 ERROR = re.compile(
     r"\s*[\[({<*#]*\s*(?:\w+\.)*(?:\w*(?:Error|Exception)\b|error\s*:|traceback \(most|request timed out|"
     r"timed? ?out\b|time-?out\b|internal server error|service unavailable|connection (?:refused|reset|aborted|error)|"
-    r"rate limit|too many requests|http(?:/\d\S*)? [45]\d\d\b|[45]\d\d (?:bad|unauthor|forbidden|internal|service|gate))",
+    r"rate limit|too many requests|http(?:/\d\S*)? [45]\d\d\b|"
+    r"[45]\d\d (?:bad|unauthor|forbidden|internal|service|gate))",
     re.IGNORECASE,
 )
 """The beginning of the text of an error."""

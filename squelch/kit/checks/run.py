@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from squelch.kit.base.errors import UserError
 from squelch.kit.checks import advantages, groups, rewards, tokens
 from squelch.kit.checks.claims import Claims, claims_of, claims_result, given_claims
 from squelch.kit.checks.collected import Collected, collect
@@ -64,6 +65,7 @@ def check(
     data: str | PathLike[str] | None = None,
     format: str | None = None,
     claims: Mapping[str, Any] | Sequence[str] = (),
+    tokens: int | None = None,
     seed: int = 0,
 ) -> CheckResult:
     """Whether a run was what it seemed, by the files that its trainer wrote (docs/guide/check-a-run.md).
@@ -75,16 +77,15 @@ def check(
         data: a file of the prompts that were to be played.
         format: the trainer's format, where its columns do not show it.
         claims: what the run says of itself, as a mapping or as `NAME=VALUE`.
-        seed: of the sample of rollouts whose text is encoded again or scored.
+        tokens: how many tokens are scored under each checkpoint at most; None for 100,000.
+        seed: of the samples of rollouts that are decoded or scored.
 
     Raises:
         ValueError: a file is damaged, of no known format, or holds no rows of a training.
     """
-    from squelch.kit.base.errors import UserError
-
     words = [f"{name}={value}" for name, value in claims.items()] if isinstance(claims, Mapping) else claims
     try:
-        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, words, seed)
+        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, words, tokens, seed)
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -105,6 +106,7 @@ def checked(
     data: Path | None = None,
     name: str | None = None,
     claims: Sequence[str] = (),
+    tokens: int | None = None,
     seed: int = 0,
     views: StepViews | None = None,
 ) -> CheckResult:
@@ -112,11 +114,9 @@ def checked(
     made = claims_of(path, given_claims(claims))
     coder = coder_of(tokenizer_folder(base, checkpoints))
     tokenizer = None if coder is None else coder.tokenizer
-    weights = WeightRows(checkpoints, _with_weights(base), made, tokenizer, seed=seed)
+    weights = WeightRows(checkpoints, _with_weights(base), made, tokenizer, most_tokens=tokens, seed=seed)
     found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights)
     if not found.rows:
-        from squelch.kit.base.errors import UserError
-
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
     results.append(prompts_lost(found, made, data))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from squelch.kit.base.errors import UserError
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
@@ -46,7 +47,7 @@ class WeightRows:
         base: the folder of the model that training began with.
         claims: of the run.
         tokenizer: encodes the texts of rows without ids; None leaves them out.
-        most_tokens: that are scored under each checkpoint.
+        most_tokens: that are scored under each checkpoint; None for `MOST_TOKENS`.
         seed: of the draw.
         device: that scores.
     """
@@ -58,19 +59,20 @@ class WeightRows:
         claims: Claims,
         tokenizer: Tokenizer | None = None,
         *,
-        most_tokens: int = MOST_TOKENS,
+        most_tokens: int | None = None,
         seed: int = 0,
         device: str | None = None,
     ) -> None:
         self._checkpoints, self._base, self._claims, self._tokenizer = checkpoints, base, claims, tokenizer
-        self._most_tokens, self._seed, self._device = most_tokens, seed, device
+        self._most_tokens, self._seed, self._device = most_tokens or MOST_TOKENS, seed, device
         self._rule: WeightsRule | None = None
         self._staleness = 0
         self._counts_versions = False
         self._draw: Draw | None = None
 
     def offer(self, row: Row, where: str, found: Format | None, learned: Row | None = None) -> None:
-        """Takes a row of training that did not fail and whose content was read. `learned`: what the row's function of
+        """Takes a row of training that did not fail and whose content was read. UserError if no
+        checkpoint is where the user says. `learned`: what the row's function of
         that name gives."""
         if self._checkpoints is None and self._base is None and (learned is None or learned.get("trained") is None):
             return
@@ -97,7 +99,7 @@ class WeightRows:
 
         candidates = candidates_in(self._checkpoints, self._rule, self._base)
         if not candidates:
-            return check_weights(None, claims, f"{CHECKPOINTS} with folders named {self._rule.folder}", samples)
+            return check_weights(None, claims, f"{CHECKPOINTS} with models in them", samples)
         scores = score(samples, candidates, claims.temperature, base=self._base, device=self._device)
         return check_weights(scores, claims)
 
@@ -111,6 +113,9 @@ class WeightRows:
         saved = set[int]()
         if self._rule is not None and self._checkpoints is not None:
             saved |= self._rule.checkpoints(self._checkpoints).keys()
+            if not saved:
+                named = f"no folder in it is named {self._rule.folder}, as this trainer's are"
+                raise UserError(f"--checkpoints {self._checkpoints}: {named}")
         if self._rule is not None and self._base is not None:
             saved.add(self._rule.first - 1)
         self._draw = Draw(saved, self._most_tokens, self._seed)
@@ -170,6 +175,7 @@ def _sample(
     learned: Row | None,
 ) -> Sample:
     engine = _numbers(row.get("logprobs"), len(completion)) if exact else None
+    engine = None if engine is None else np.where(engine == 0, np.nan, engine)  # what trainers write for fed tokens
     sampled = np.isfinite(engine) if engine is not None and np.isfinite(engine).any() else None
     return Sample(
         name,

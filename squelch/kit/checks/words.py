@@ -15,7 +15,7 @@ def fault_lines(result: Result) -> list[str]:
     """The lines of a fault, as those of a critical finding."""
     entry = checks().get(result.name)
     since = f", since step {result.step}" if result.step is not None else ""
-    lines = [f"{result.name} (fault{since})", f"  {result.says}."]
+    lines = [f"{result.name} (fault{since})", f"  {result.says.rstrip('.')}."]
     if result.size is not None:
         lines.append(f"  size: {_size(result.size)}")
     lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in result.examples]
@@ -34,7 +34,8 @@ def short_lines(results: Sequence[Result]) -> list[str]:
     found = [one for one in results if one.verdict != "fault"]
     width = max((len(one.name) for one in found), default=0)
     return [
-        f"  {one.verdict:<7}  {one.name:<{width}}  {one.says}" + (f"; needs {one.needs}" if one.needs else "")
+        f"  {one.verdict:<7}  {one.name:<{width}}  {one.says.rstrip('.')}"
+        + (f"; needs {one.needs}" if one.needs else "")
         for one in found
     ]
 

@@ -292,24 +292,22 @@ def turns_of_ids(
     """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
     rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do.
     `of_tokens`: values of a row's key for each of `ids`, or one for all; `learned`: that key of the first row."""
-    start, turn, group, rollout = 0, 0, first([shared.get("group")]), first([shared.get("rollout"), where])
+    turn, group, rollout = 0, first([shared.get("group")]), first([shared.get("rollout"), where])
     of_tokens = {key: values for key, values in (of_tokens or {}).items() if _fits(values, len(ids))}
-    for end in range(1, len(mask) + 1):
-        if end < len(mask) and bool(mask[end]) == bool(mask[start]):
-            continue
-        if mask[start]:
-            group = digest_of(ids[:start]) if group is None else group
-            yield {
-                **shared,
-                "content": partial(_cut, ids, 0, start, end, of_tokens),
-                "shown": start,
-                "turn": turn,
-                "group": group,
-                "rollout": rollout,
-                **({} if turn or learned is None else {"learned": learned}),
-            }
-            turn += 1
-        start = end
+    marks, start = bytes(map(bool, mask)) + b"\0", 0
+    while (start := marks.find(1, start)) >= 0:
+        end = marks.find(0, start)
+        group = digest_of(ids[:start]) if group is None else group
+        yield {
+            **shared,
+            "content": partial(_cut, ids, 0, start, end, of_tokens),
+            "shown": start,
+            "turn": turn,
+            "group": group,
+            "rollout": rollout,
+            **({} if turn or learned is None else {"learned": learned}),
+        }
+        turn, start = turn + 1, end
     if not turn:
         yield LeftOut("nothing was sampled")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from squelch.kit.base.errors import UserError
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.run import check
 from squelch.kit.checks.weights import NAMES
@@ -108,9 +109,12 @@ def test_without_checkpoints_the_checks_of_weights_are_unknown(tmp_path: Path) -
     rows.offer({"prompt_ids": [1], "completion_ids": [2]}, "row 1", None)
     assert {one.verdict for one in rows.results()} == {"unknown"}
     assert all("--checkpoints" in one.needs for one in rows.results())
+    with pytest.raises(UserError, match=r"step_\{\}"):
+        WeightRows(tmp_path, None, Claims()).offer({"step": 3}, "row 1", format_named("nemo_rl"))
+    (tmp_path / "step_2").mkdir()
     empty = WeightRows(tmp_path, None, Claims())
     empty.offer({"prompt_ids": [1], "completion_ids": [2], "step": 3}, "row 1", format_named("nemo_rl"))
-    assert all("step_{}" in one.needs for one in empty.results())
+    assert all("models in them" in one.needs for one in empty.results())
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,7 @@ def test_without_checkpoints_the_checks_of_weights_are_unknown(tmp_path: Path) -
     ],
 )
 def test_rows_without_usable_ids_are_left_out(row: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "step_2").mkdir()
     rows = WeightRows(tmp_path, None, Claims())
     rows.offer({**row, "step": 1}, "row 1", format_named("nemo_rl"))
     assert {one.verdict for one in rows.results()} == {"unknown"}
