@@ -19,6 +19,11 @@ from squelch.kit.untrusted.text import parse_yaml
 
 CONFIGS = ("config.yaml", ".hydra/config.yaml", "config.yml", "orch.toml", "rl.toml", "config.toml")
 """Settings that trainers keep with their output."""
+DTYPES = {
+    **{name: name for name in ("float32", "bfloat16", "float16")},
+    **{"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"},
+}
+"""Names of precisions, by what settings call them."""
 ABOVE = 3
 """Folders above the data in which they are looked for."""
 MAX_CONFIG = MIB
@@ -51,6 +56,14 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "sampling.top_p",
         "rollout_top_p",
     ),
+    "top_k": (
+        "actor_rollout_ref.rollout.top_k",
+        "policy.generation.top_k",
+        "generator.sampling_params.top_k",
+        "rollout_top_k",
+    ),
+    "min_p": ("generator.sampling_params.min_p",),
+    "dtype": ("actor_rollout_ref.rollout.dtype", "policy.generation.vllm_cfg.precision", "rollout.dtype"),
     "max_staleness": (
         "async_training.staleness_threshold",
         "rollout.max_head_offpolicyness",
@@ -72,6 +85,11 @@ class Claims:
     group_size: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    """At most 0 where it is off."""
+    min_p: float | None = None
+    dtype: str | None = None
+    """In which the engine computes: one of `DTYPES`."""
     max_staleness: int | None = None
     dynamic_sampling: bool | None = None
     advantage: str | None = None
@@ -166,6 +184,8 @@ def _value(name: str, value: Any) -> Any:
             return {"true": True, "false": False}.get(str(value).lower())
         if name == "advantage":
             return str(value)
-        return int(value) if name in ("group_size", "max_staleness") else float(value)
+        if name == "dtype":
+            return DTYPES.get(str(value).removeprefix("torch."))
+        return int(value) if name in ("group_size", "top_k", "max_staleness") else float(value)
     except (TypeError, ValueError):
         return None

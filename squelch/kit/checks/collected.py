@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,7 @@ from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
+from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.format_rows import Row, as_float, is_number, whole
 from squelch.kit.readers.formats import Format, format_named, names_in
@@ -136,10 +137,6 @@ class Collected:
         return (one for group in self.groups.values() for one in group.members.values())
 
 
-Taker = Callable[[Row, str, Format, Path], None]
-"""What takes each row of training with its prompt and completion: the row, where it stands, its format and file."""
-
-
 def collect(
     path: Path,
     name: str | None = None,
@@ -147,10 +144,10 @@ def collect(
     seed: int = 0,
     prompts: bool = False,
     views: StepViews | None = None,
-    taker: Taker | None = None,
+    weights: WeightRows | None = None,
 ) -> Collected:
-    """Reads a file or folder once. `prompts`: whether prompts are kept; `views`, `taker`: take the rows of training
-    too, the first as they are read.
+    """Reads a file or folder once. `prompts`: whether prompts are kept; `views` and `weights` take the rows of training
+    too.
 
     Raises:
         UserError: the file is damaged or of no known format.
@@ -166,9 +163,7 @@ def collect(
                 )
                 if views is not None and not is_evaluation:
                     views.add(read)
-                row = _take(found, read, is_evaluation, sampler, prompts)
-                if row is not None and taker is not None and reader.format is not None:
-                    taker(row, name_of(read), reader.format, read.file)
+                _take(found, read, is_evaluation, sampler, prompts, weights)
             found.notes += [*reader.notes, *reader.notes_on_left_out()]
     found.sample = sampler.kept
     return found
@@ -207,8 +202,14 @@ class _Sampler:
         return [one for _, _, one in sorted(self._heap, key=lambda item: item[1])]
 
 
-def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, prompts: bool) -> Row | None:
-    """Takes a row; returns it with prompt and completion if these can be read and training saw it."""
+def _take(
+    found: Collected,
+    read: Read,
+    is_evaluation: bool,
+    sampler: _Sampler,
+    prompts: bool,
+    weights: WeightRows | None = None,
+) -> None:
     row, where = read.row, name_of(read)
     is_first = not row.get("turn")
     small = row.get("shown", 0) <= MOST_SHOWN
@@ -216,13 +217,13 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
     row = whole(row) if readable else row
     learned = row["learned"]() if readable and row.get("learned") is not None else None
     prompt = _digest(_prompt(row)) if readable else None
-    if is_partly_masked := learned is not None and 0 < learned["start"] != len(row["prompt_ids"]):
+    if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
         prompt = digest(list(learned["ids"][: learned["start"]]))
     task = digest(row["task"]) if known_id(row.get("task")) else prompt
     if is_evaluation:
         if is_first and task is not None:
             found.evaluated.setdefault(task, where)
-        return None
+        return
     found.rows += 1
     found.named_tasks |= known_id(row.get("task"))
     found.of_groups |= known_id(row.get("group"))
@@ -234,6 +235,8 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
     found.continued.take(row, str(row.get("rollout") or where), where)
     if learned is not None:
         found.fed.take(learned, where, is_whole=not row.get("truncated"))
+    if weights is not None and readable:
+        weights.offer(row, where, found.format, learned)
     member = _member(row, where, prompt, task, log_p)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
@@ -249,7 +252,6 @@ def _take(found: Collected, read: Read, is_evaluation: bool, sampler: _Sampler, 
         before.cut, before.failed = before.cut or member.cut, before.failed or member.failed
     elif is_first and readable:
         sampler.offer(where, row, learned)
-    return row if readable else None
 
 
 def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:

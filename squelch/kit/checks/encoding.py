@@ -109,19 +109,25 @@ def tokenizer_folder(base: Path | None, checkpoints: Path | None) -> Path | None
     return next((one.parent for one in sorted(checkpoints.glob(f"**/{TOKENIZER_FILE}"))), None)
 
 
-def encoding_results(found: Collected, folder: Path | None) -> list[Result]:
+def coder_of(folder: Path | None) -> Coder | None:
+    """The tokenizer in a folder. UserError if it cannot be read."""
+    if folder is None:
+        return None
+    try:
+        return Coder(folder, read_tokenizer(folder, of_a_stranger=True))
+    except (Unreadable, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+def encoding_results(found: Collected, coder: Coder | None) -> list[Result]:
     """One result for each check of this module."""
     names = ("prompt_start", "template_differs", "text_differs", "turns_encoded_anew")
-    if folder is None:
+    if coder is None:
         results = [Result(name, "unknown", "No tokenizer is at hand", needs=NEEDS) for name in names]
         if not found.continued.broken and found.continued.turns:
             says = f"The ids of all {found.continued.turns} later turns extend those of the turn before"
             results[-1] = Result(names[-1], "sound", says, of=found.continued.turns)
         return results
-    try:
-        coder = Coder(folder, read_tokenizer(folder, of_a_stranger=True))
-    except (Unreadable, ValueError) as error:
-        raise UserError(str(error)) from error
     rows = found.sample
     return [_start(rows, coder), _template(rows, coder), _texts(rows, coder), _turns(found, coder)]
 

@@ -28,15 +28,15 @@ def precision(weighing: Weighing, at_fault: bool) -> Result:
     """Whether recorded values are as exact as the claimed precision. `at_fault`: whether other weights sampled them."""
     name, temperature = "precision", weighing.recording_temperature
     if temperature is None:
-        return Result(name, "unknown", "No log-probabilities of the engine are recorded.", needs=NO_VALUES)
+        return Result(name, "unknown", "No log-probabilities of the engine are recorded", needs=NO_VALUES)
     if at_fault:
-        says = "Other weights than the claimed ones sampled the rows, which hides the precision."
+        says = "Other weights than the claimed ones sampled the rows, which hides the precision"
         return Result(name, "unknown", says, needs="the weights that sampled them")
     use = [s for s, saved in enumerate(weighing.own_saved) if saved]
     recorded = weighing.engine(use)
     finite = np.isfinite(recorded)
     if finite.sum() < FEWEST_TOKENS:
-        says = "Too few drawn rows were sampled by a checkpoint at hand and have log-probabilities."
+        says = "Too few drawn rows were sampled by a checkpoint at hand and have log-probabilities"
         return Result(name, "unknown", says, needs="the checkpoints that sampled the steps")
     off = (recorded - weighing.values(use, weighing.nearest(use), temperature))[finite]
     error, stored = float(np.sqrt(np.mean(off**2))), rounding(recorded[finite])
@@ -46,14 +46,14 @@ def precision(weighing: Weighing, at_fault: bool) -> Result:
     )
     size = Size(error, "nats a token")
     if weighing.claims.dtype is None:
-        return Result(name, "unknown", values + ".", size=size, needs="the engine's precision that was set")
+        return Result(name, "unknown", values, size=size, needs="the engine's precision that was set")
     if weighing.claims.dtype != "float32":
-        return Result(name, "sound", f"{values}; claimed is {weighing.claims.dtype}.", 0, int(finite.sum()), size)
+        return Result(name, "sound", f"{values}; claimed is {weighing.claims.dtype}", 0, int(finite.sum()), size)
     if stored > FLOAT32_ERROR / 3:
-        return Result(name, "unknown", values + ".", size=size, needs="values that are stored in float32")
+        return Result(name, "unknown", values, size=size, needs="values that are stored in float32")
     if error <= FLOAT32_ERROR:
-        return Result(name, "sound", f"{values}, as float32 does.", 0, int(finite.sum()), size)
-    says = f"{values}: the engine computes in a lower precision than float32, or in another way than the trainer."
+        return Result(name, "sound", f"{values}, as float32 does", 0, int(finite.sum()), size)
+    says = f"{values}: the engine computes in a lower precision than float32, or in another way than the trainer"
     return Result(name, "fault", says, int(finite.sum()), int(finite.sum()), size)
 
 
@@ -76,26 +76,22 @@ def engine_against_trainer(weighing: Weighing) -> list[Result]:
         and abs(temperatures[0] / temperatures[1] - 1) > 2 * MARGIN
         and _each_fits(weighing, engine, trainer)
     ):
-        says = f"{apart}, because they are at temperatures {temperatures[0]:.3g} and {temperatures[1]:.3g}."
+        says = f"{apart}, because they are at temperatures {temperatures[0]:.3g} and {temperatures[1]:.3g}"
         return [Result(name, "unknown", says, size=size, needs="values of both at one temperature")]
     if low <= LARGEST_KL:
-        return [Result(name, "sound", f"{apart}, as healthy runs may.", 0, num, size)]
+        return [Result(name, "sound", f"{apart}, as healthy runs may", 0, num, size)]
     owns = weighing.newest(of)
     own = weighing.values(of, owns, temperatures[1])
     between = slope(own, trainer, engine, clusters)  # 0: the checkpoint says what the trainer says
     if between.is_first:
         return [
-            Result(
-                name, "fault", f"{apart}; the engine is off: the trainer agrees with the checkpoint.", num, num, size
-            )
+            Result(name, "fault", f"{apart}; the engine is off: the trainer agrees with the checkpoint", num, num, size)
         ]
     if between.is_second:
         return [
-            Result(
-                name, "fault", f"{apart}; the trainer is off: the engine agrees with the checkpoint.", num, num, size
-            )
+            Result(name, "fault", f"{apart}; the trainer is off: the engine agrees with the checkpoint", num, num, size)
         ]
-    says = f"{apart}, and the checkpoint does not agree with either side."
+    says = f"{apart}, and the checkpoint does not agree with either side"
     return [Result(name, "fault", says, num, num, size, needs="the checkpoint that sampled the rows")]
 
 
@@ -110,7 +106,9 @@ def _each_fits(weighing: Weighing, engine: np.ndarray, trainer: np.ndarray) -> b
     return True
 
 
-def _divergence(engine: np.ndarray, trainer: np.ndarray, clusters: Sequence[Hashable]) -> tuple[float, float, float]:
+def _divergence(
+    engine: np.ndarray, trainer: np.ndarray, clusters: Sequence[Hashable]
+) -> tuple[float, float, float | None]:
     """(low, estimate, high) of the KL divergence from the engine to the trainer, over tokens that the engine sampled.
     `low` is 0 with too few rollouts."""
     difference = trainer - engine
@@ -118,7 +116,7 @@ def _divergence(engine: np.ndarray, trainer: np.ndarray, clusters: Sequence[Hash
     _, owner = np.unique(np.array([hash(one) for one in clusters]), return_inverse=True)
     mean, num = float(terms.mean()), int(owner.max()) + 1
     if num < FEWEST_ROLLOUTS:
-        return 0.0, mean, np.inf
+        return 0.0, mean, None
     sums = np.bincount(owner, weights=terms - mean)
     error = float(np.sqrt(num / (num - 1) * (sums @ sums))) / len(terms)
     return max(0.0, mean - SIGMAS * error), mean, mean + SIGMAS * error

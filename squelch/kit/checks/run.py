@@ -12,15 +12,12 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.checks import advantages, groups, rewards, tokens
 from squelch.kit.checks.claims import Claims, claims_of, claims_result, given_claims
 from squelch.kit.checks.collected import Collected, collect
-from squelch.kit.checks.encoding import encoding_results, tokenizer_folder
+from squelch.kit.checks.encoding import coder_of, encoding_results, tokenizer_folder
 from squelch.kit.checks.prompts import prompts_lost
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.scored_rows import draw_of, rule_of, sample_of, weights_results
-from squelch.kit.checks.weights_data import Draw
-from squelch.kit.readers.format_rows import Row
-from squelch.kit.readers.formats import Format
+from squelch.kit.checks.weights_data import MOST_TOKENS
+from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.readers.step_views import StepViews
-from squelch.kit.readers.weights import WeightsRule
 
 CHECKS: Mapping[str, Callable[[Collected, Claims], Result]] = {
     one.__name__: one
@@ -98,6 +95,11 @@ def _path(given: str | PathLike[str] | None) -> Path | None:
     return None if given is None else Path(given)
 
 
+def _with_weights(base: Path | None) -> Path | None:
+    """The folder, if it holds a model and not a tokenizer alone."""
+    return base if base is not None and any(base.glob("*.safetensors")) else None
+
+
 def checked(
     path: Path,
     checkpoints: Path | None = None,
@@ -111,33 +113,15 @@ def checked(
 ) -> CheckResult:
     """As `check`; `views` takes the rows of training, for the findings. UserError for bad input."""
     made = claims_of(path, given_claims(claims))
-    scored = _Scored(checkpoints, tokens, seed, made.max_staleness or 0)
-    taker = scored.take if checkpoints is not None else None
-    found = collect(path, name, seed=seed, prompts=data is not None, views=views, taker=taker)
+    coder = coder_of(tokenizer_folder(base, checkpoints))
+    tokenizer = None if coder is None else coder.tokenizer
+    weights = WeightRows(
+        checkpoints, _with_weights(base), made, tokenizer, most_tokens=tokens or MOST_TOKENS, seed=seed
+    )
+    found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights)
     if not found.rows:
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
     results.append(prompts_lost(found, made, data))
-    results += encoding_results(found, tokenizer_folder(base, checkpoints))
-    results += weights_results(scored.draw, checkpoints, base, scored.rule, made)
+    results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), tuple(found.notes), found.rows, made)
-
-
-class _Scored:
-    """Draws the rows that are scored, once the first says which trainer wrote them."""
-
-    def __init__(self, checkpoints: Path | None, tokens: int | None, seed: int, staleness: int) -> None:
-        self._checkpoints, self._tokens, self._seed, self._staleness = checkpoints, tokens, seed, staleness
-        self.rule: WeightsRule | None = None
-        self.draw: Draw | None = None
-        self._is_open = True
-
-    def take(self, row: Row, where: str, found: Format, file: Path) -> None:
-        """Offers a row to the draw."""
-        if self._is_open:
-            self.rule, self._is_open = rule_of(found, file), False
-            self.draw = draw_of(self._checkpoints, self.rule, self._tokens, self._seed)
-        if self.draw is not None and self.rule is not None:
-            sample = sample_of(row, where, found, self.rule, self._staleness)
-            if sample is not None:
-                self.draw.add(sample)

@@ -85,7 +85,7 @@ def score_with(
     temperature: float | None = None,
 ) -> Scores:
     """As `score`, with the scorer that is made of each candidate."""
-    temperatures = (1.0,) if temperature in (None, 1.0) else (1.0, float(temperature))
+    temperatures = (1.0,) if temperature is None or temperature == 1 else (1.0, float(temperature))
     left_out: Counter[str] = Counter()
     kept, heads, tokens = list(samples), [], []
     for candidate in candidates:

@@ -31,61 +31,61 @@ def temperature(weighing: Weighing) -> Result:
     claimed, name = weighing.claims.temperature, "temperature"
     if (off := _recorded_elsewhere(weighing)) is not None:
         found, of = off
-        says = f"The engine recorded log-probabilities at temperature {found:.3g}, and neither at 1 nor at {claimed:g}."
+        says = f"The engine recorded log-probabilities at temperature {found:.3g}, and neither at 1 nor at {claimed:g}"
         return Result(name, "fault", says, size=Size(found, "temperature of the recorded values"), count=of, of=of)
     exact = [s for s, one in enumerate(weighing.samples) if one.exact]
     if not exact:
-        says = "The ids were encoded from text, which changes how likely they are."
+        says = "The ids were encoded from text, which changes how likely they are"
         return Result(name, "unknown", says, needs="the sampled token ids")
     if not any(weighing.own_saved[s] for s in exact):
-        says = "No drawn row was sampled by a checkpoint at hand; a training step looks like another temperature."
+        says = "No drawn row was sampled by a checkpoint at hand; a training step looks like another temperature"
         return Result(name, "unknown", says, needs="the checkpoint that sampled one of the steps")
     use = [s for s in exact if weighing.own_saved[s]]
     low, high, best = _interval(weighing, use)
     num = sum(weighing.samples[s].num_tokens for s in use)
-    size = Size(best.temperature, "temperature", low, high)
+    size = Size(best.temperature, "as temperature", low, high)
     found_in_words = f"{best.temperature:.3g} [{low:.3g}, {high:.3g}] from {num:,} tokens"
     if claimed is None:
-        return Result(name, "unknown", f"The rows were sampled at {found_in_words}.", size=size, needs=SET_TEMPERATURE)
+        return Result(name, "unknown", f"The rows were sampled at {found_in_words}", size=size, needs=SET_TEMPERATURE)
     if high < claimed * (1 - MARGIN) or low > claimed * (1 + MARGIN):
         if _processed_at_claimed(weighing):
             says = (
                 f"The rows look sampled at {found_in_words}, but the engine recorded log-probabilities at "
-                f"temperature {claimed:g}: other weights or a changed distribution, and no other temperature."
+                f"temperature {claimed:g}: other weights or a changed distribution, and no other temperature"
             )
             return Result(name, "unknown", says, size=size, needs="the settings that change distributions")
-        says = f"The rows were sampled at {found_in_words}, and not at {claimed:g}."
+        says = f"The rows were sampled at {found_in_words}, and not at {claimed:g}"
         return Result(name, "fault", says, num, num, size)
     if _processed_at_claimed(weighing):
-        says = f"The engine recorded log-probabilities at temperature {claimed:g}; the ids say {found_in_words}."
+        says = f"The engine recorded log-probabilities at temperature {claimed:g}; the ids say {found_in_words}"
         return Result(name, "sound", says, 0, num, size)
-    if max(high / claimed - 1, 1 - low / claimed) > TELLS:
-        more = (DROP * 2 / max(best.information, 1e-12)) * num / TELLS**2
+    if (width := max(high / claimed - 1, 1 - low / claimed)) > TELLS:
+        more = num * (width / TELLS) ** 2
         tail = "" if weighing.tail_is_whole else ", or that top_p, top_k and min_p are off, if they are"
-        says = f"The rows were sampled at {found_in_words}, which tells little about {claimed:g}."
+        says = f"The rows were sampled at {found_in_words}, which tells little about {claimed:g}"
         return Result(name, "unknown", says, size=size, needs=f"about {more:,.0f} tokens (--tokens){tail}")
-    return Result(name, "sound", f"The rows were sampled at {found_in_words}, claimed are {claimed:g}.", 0, num, size)
+    return Result(name, "sound", f"The rows were sampled at {found_in_words}, claimed are {claimed:g}", 0, num, size)
 
 
 def recording_mode(weighing: Weighing) -> Result:
     """Whether recorded log-probabilities are raw (at temperature 1) or processed (at that of the sampling)."""
     name, claimed = "recording_mode", weighing.claims.temperature
     if weighing.recording_temperature is None:
-        says = "No log-probabilities of the engine are recorded."
+        says = "No log-probabilities of the engine are recorded"
         return Result(name, "unknown", says, needs="log-probabilities of the sampled tokens")
     if claimed is None:
-        says = f"The engine recorded log-probabilities at temperature {weighing.recording_temperature:.3g}."
+        says = f"The engine recorded log-probabilities at temperature {weighing.recording_temperature:.3g}"
         return Result(name, "unknown", says, needs=SET_TEMPERATURE)
     if claimed == 1:
-        return Result(name, "sound", "At temperature 1, raw and processed log-probabilities are the same.")
+        return Result(name, "sound", "At temperature 1, raw and processed log-probabilities are the same")
     found = _between(weighing, 1.0, claimed)
     if found.is_first:
-        return Result(name, "sound", f"Recorded log-probabilities are raw: at temperature 1, and not at {claimed:g}.")
+        return Result(name, "sound", f"Recorded log-probabilities are raw: at temperature 1, and not at {claimed:g}")
     if found.is_second:
-        return Result(name, "sound", f"Recorded log-probabilities are processed: at temperature {claimed:g}.")
+        return Result(name, "sound", f"Recorded log-probabilities are processed: at temperature {claimed:g}")
     says = (
         f"Recorded log-probabilities lie at temperature {weighing.recording_temperature:.3g}; they err by "
-        f"{found.noise:.2g} nats a token, and raw and processed ones differ by {found.difference:.2g}."
+        f"{found.noise:.2g} nats a token, and raw and processed ones differ by {found.difference:.2g}"
     )
     return Result(name, "unknown", says, needs="the weights that sampled the rows, or more exact values")
 
@@ -94,7 +94,7 @@ def _interval(weighing: Weighing, use: list[int]) -> tuple[float, float, Peak]:
     """The interval that holds those of all checkpoints that may have sampled the rows, and the best one's peak."""
     curves = weighing.curves[:, use].sum(axis=1)
     peaks = [peak(curve) for curve in curves]
-    own = sum(weighing.curves[weighing.claimed[s][-1], s] for s in use)
+    own = weighing.curves[weighing.newest(use), use].sum(axis=0)
     best = max(one.value for one in [*peaks, peak(own)])
     ends = [interval(curve, DROP) for curve in (*curves, own) if peak(curve).value >= best - DROP]
     top = max([*peaks, peak(own)], key=lambda one: one.value)

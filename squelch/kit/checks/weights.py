@@ -86,7 +86,7 @@ def check_weights(scores: Scores | None, claims: WeightClaims, why_not: str = ""
     if scores is None or not scores.samples or not scores.candidates:
         needs = why_not or CHECKPOINTS
         names = ("stale_weights", "temperature", "precision", "engine_against_trainer")
-        return [Result(name, "unknown", "No row was scored under a checkpoint.", needs=needs) for name in names]
+        return [Result(name, "unknown", "No row was scored under a checkpoint", needs=needs) for name in names]
     weighing = Weighing(scores, claims)
     kinds: list[list[int]] = [[], []]
     for s, sample in enumerate(weighing.samples):
@@ -147,9 +147,9 @@ def _of_claims(weighing: Weighing, of: Sequence[int], name: str, source: str) ->
     claiming = [s for s in of if weighing.claimed[s]]
     if not claiming:
         needs = "the step of each row, and the trainer that wrote it, which say what checkpoint sampled it"
-        return [Result(name, "unknown", "The files do not say which checkpoint sampled their rows.", needs=needs)]
+        return [Result(name, "unknown", "The files do not say which checkpoint sampled their rows", needs=needs)]
     if len(weighing.candidates) < 2:
-        says = f"Only {weighing.candidates[0].name} is at hand, and weights are compared with others."
+        says = f"Only {weighing.candidates[0].name} is at hand, and weights are compared with others"
         return [Result(name, "unknown", says, needs="another checkpoint, or the base model (--base DIR)")]
     steps = step_sets(weighing, claiming)
     lags = _lags(weighing, claiming)
@@ -159,7 +159,7 @@ def _of_claims(weighing: Weighing, of: Sequence[int], name: str, source: str) ->
     base = _adapter_result(weighing, claiming, best, faulty)
     if base is not None and base.verdict == "fault":
         needs = "an engine that applies the adapter: the rows fit the base model"
-        return [Result(name, "unknown", f"The rows fit {_initial(weighing).name}.", needs=needs), base]
+        return [Result(name, "unknown", f"The rows fit {_initial(weighing).name}", needs=needs), base]
     results = [base] if base is not None else []
     if faulty or best is not None:
         return [_fault(weighing, name, source, steps, faulty, best), *results]
@@ -189,14 +189,14 @@ def _adapter_result(
     if base is None or not any(one.adapter for one in candidates):
         return None
     if not adapted:
-        return Result(name, "unknown", "No drawn row was to be sampled with an adapter.", needs="rows of later steps")
+        return Result(name, "unknown", "No drawn row was to be sampled with an adapter", needs="rows of later steps")
     if weighing.are_same(adapted, [base] * len(adapted)):
-        says = "The adapters change nothing that the drawn rows show."
+        says = "The adapters change nothing that the drawn rows show"
         return Result(name, "unknown", says, needs="rows of later steps, whose adapters differ from the base model")
     against = weighing.compare(adapted, [base] * len(adapted), math.log(2 / FALSE_RATE))
     where = f"over {_tokens(against)} ({_divergence(against)})"
     if against.winner == "claimed":
-        return Result(name, "sound", f"The rows fit the adapters and not {candidates[base].name}, {where}.")
+        return Result(name, "sound", f"The rows fit the adapters and not {candidates[base].name}, {where}")
     is_base = best is None or all(
         c == base
         for s, c in zip(of, best.others, strict=True)
@@ -204,15 +204,15 @@ def _adapter_result(
     )
     if against.winner == "other" and is_base:
         size = Size(against.kl, "nats a token between base model and adapters")
-        says = f"The rows fit {candidates[base].name} and not the adapters that the run says sampled them, {where}."
+        says = f"The rows fit {candidates[base].name} and not the adapters that the run says sampled them, {where}"
         count = len({weighing.samples[s].step for s in adapted})
         return Result(
             name, "fault", says, count, count, size, _rows(weighing, adapted), step=_first_step(weighing, adapted)
         )
     if against.winner == "other" or faulty:
-        says = f"The rows fit neither the claimed adapters nor {candidates[base].name}; see the check of stale weights."
+        says = f"The rows fit neither the claimed adapters nor {candidates[base].name}; see the check of stale weights"
         return Result(name, "unknown", says, needs="adapters that fit the rows")
-    says = f"{candidates[base].name.capitalize()} with and without adapters cannot be told apart {where}."
+    says = f"{candidates[base].name.capitalize()} with and without adapters cannot be told apart {where}"
     return Result(name, "unknown", says, needs=_more(against))
 
 
@@ -229,14 +229,14 @@ def _fault(
     decided = best or min((one for each in faulty for one in each.comparisons if one.winner == "other"), key=_misfit)
     size = Size(decided.kl, "nats a token from the claimed weights")
     if best is None:
-        says = f"The rows of {count} of {of} steps do not fit the weights that sampled them by {source}."
+        says = f"The rows of {count} of {of} steps do not fit the weights that sampled them by {source}"
     else:
         says = (
             f"The rows fit {_whom(weighing, best)}, and not the weights that sampled them by {source}: "
-            f"{_evidence(best)} over {_tokens(best)} ({_divergence(best)})."
+            f"{_evidence(best)} over {_tokens(best)} ({_divergence(best)})"
         )
         if len(faulty) < of:
-            says += f" {count} of {of} steps show it alone."
+            says += f"; {count} of {of} steps show it alone"
     return Result(name, "fault", says, count or of, of, size, examples, step=_first(faulty or steps))
 
 
@@ -249,14 +249,15 @@ def _no_fault(
     claiming: Sequence[int],
 ) -> Result:
     examples = tuple(Example(_step(one), _set_in_words(one)) for one in steps[:MOST_EXAMPLES])
-    sound, of = sum(one.is_sound for one in steps), len(steps)
+    judged = [one for one in steps if one.comparisons]
+    sound, of = sum(one.is_sound for one in judged), len(judged)
     saved = "" if any(one.saved for one in steps) else ", as far as those tell that were saved before and after"
     if not lags:
-        says = "All checkpoints at hand say the same of the drawn rows."
+        says = "All checkpoints at hand say the same of the drawn rows"
         return Result(name, "unknown", says, 0, of, examples=examples, needs="checkpoints that differ")
     if sound == of or all(one.winner == "claimed" for one in lags):
         alone = "" if sound == of else f"; {sound} of {of} steps show it alone"
-        says = f"The rows fit the weights that sampled them by {source}, and no others{saved}{alone}."
+        says = f"The rows fit the weights that sampled them by {source}, and no others{saved}{alone}"
         return Result(name, "sound", says, 0, of, examples=examples)
     open_ones = [one for one in lags if not one.winner] or [
         one for each in steps for one in each.comparisons if not one.winner
@@ -264,10 +265,10 @@ def _no_fault(
     nearest = min(open_ones, key=lambda one: one.kl)
     says = (
         f"The rows fit the weights that sampled them by {source}{saved}, but {_whom(weighing, nearest)} too: "
-        f"{_divergence(nearest)}, {_tokens(nearest)}."
+        f"{_divergence(nearest)}, {_tokens(nearest)}"
         if len(nearest.others) == len(claiming)
         else f"The rows fit the weights that sampled them by {source}{saved}, but in {of - sound} of {of} steps others "
-        f"too: {_divergence(nearest)}, {_tokens(nearest)}."
+        f"too: {_divergence(nearest)}, {_tokens(nearest)}"
     )
     return Result(name, "unknown", says, 0, of, examples=examples, needs=_more(nearest))
 
@@ -344,7 +345,7 @@ def _initial(weighing: Weighing) -> Candidate:
 
 
 def _first_step(weighing: Weighing, of: Iterable[int]) -> int | None:
-    return min((weighing.samples[s].step for s in of if weighing.samples[s].step is not None), default=None)
+    return min((step for s in of if (step := weighing.samples[s].step) is not None), default=None)
 
 
 def _first(steps: Iterable[StepSet]) -> int | None:

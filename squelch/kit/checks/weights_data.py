@@ -161,28 +161,35 @@ class Draw:
         self._budget = max(1, most_tokens // MOST_STEPS)
         self._whole_budget = most_tokens
         self._steps: dict[tuple[int, float, int], _Kept] = {}
-        self.seen = 0
-        """Rows that were offered."""
+
+    def wants(self, step: int | None, claimed: tuple[int, int] | None, row: str) -> bool:
+        """Whether `add` may keep a row, by what is known of it before its ids are read."""
+        key = self._key(step, claimed)
+        if key in self._steps:
+            return self._chance("row", row) < self._steps[key].bound
+        return len(self._steps) < MOST_STEPS or key < max(self._steps)
 
     def add(self, sample: Sample) -> None:
-        """Offers a row."""
-        self.seen += 1
-        step = -1 if sample.step is None else sample.step
-        own = sample.claimed is not None and any(sample.claimed[0] <= one <= sample.claimed[1] for one in self._saved)
-        key = (0 if own else 1, self._chance("step", step), step)
+        """Offers a row; the rows of a step all claim the same."""
+        key = self._key(sample.step, sample.claimed)
+        if not self.wants(sample.step, sample.claimed, sample.row) or not sample.num_tokens or not len(sample.prompt):
+            return
         if key not in self._steps:
-            if len(self._steps) >= MOST_STEPS and max(self._steps) < key:
-                return
             self._steps[key] = _Kept(self._whole_budget if sample.step is None else self._budget)
             if len(self._steps) > MOST_STEPS:
                 del self._steps[max(self._steps)]
-        if sample.num_tokens and len(sample.prompt):
-            self._steps[key].add(self._chance("row", sample.row), sample)
+        self._steps[key].add(self._chance("row", sample.row), sample)
 
     def samples(self) -> list[Sample]:
         """What was drawn, by step and row."""
         found = [sample for kept in self._steps.values() for _, _, sample in kept.heap]
         return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.row))
+
+    def _key(self, step: int | None, claimed: tuple[int, int] | None) -> tuple[int, float, int]:
+        """Smaller for steps that come first."""
+        own = claimed is not None and any(claimed[0] <= one <= claimed[1] for one in self._saved)
+        number = -1 if step is None else step
+        return 0 if own else 1, self._chance("step", number), number
 
     def _chance(self, kind: str, name: object) -> float:
         digest = hashlib.blake2b(f"{self._seed} {kind} {name}".encode(), digest_size=8).digest()
@@ -194,15 +201,16 @@ class _Kept:
 
     def __init__(self, budget: int) -> None:
         self._budget, self._tokens, self._offered = budget, 0, 0
-        self._bound = 1.0  # whatever has a greater chance did not fit once, and must not fit later
+        self.bound = 1.0
+        """Whatever has this chance or more did not fit once, and must not fit later."""
         self.heap: list[tuple[float, int, Sample]] = []
 
     def add(self, chance: float, sample: Sample) -> None:
-        if chance >= self._bound:
+        if chance >= self.bound:
             return
         self._offered += 1
         heapq.heappush(self.heap, (-chance, self._offered, sample))
         self._tokens += sample.cost
         while len(self.heap) > 1 and (self._tokens > self._budget or len(self.heap) > MOST_ROWS):
             dropped = heapq.heappop(self.heap)
-            self._bound, self._tokens = -dropped[0], self._tokens - dropped[2].cost
+            self.bound, self._tokens = -dropped[0], self._tokens - dropped[2].cost

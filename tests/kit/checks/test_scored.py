@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.checks.likelihood import NODE_TEMPERATURES
@@ -16,67 +16,32 @@ from squelch.kit.checks.scored import TOO_LONG, UNKNOWN_ID, candidates_in, score
 from squelch.kit.checks.weights import check_weights
 from squelch.kit.checks.weights_data import HEAD_MASS, Candidate, Sample, Scores, WeightClaims
 from squelch.kit.readers.weights import WeightsRule
+from tests.kit.checks.tiny import LENGTH, VOCABULARY, play, save_training
 
 RULE = WeightsRule("checkpoint-{}", -1)
-VOCABULARY, LENGTH, ROWS = 64, 56, 16
-
-
-def tiny() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
-
-
-def step_of(model: Qwen2ForCausalLM, seed: int, size: float = 0.05) -> None:
-    """One training step."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(size * torch.randn_like(parameter))
+ROWS = 16
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trainer's folder: the initial model in `base`, and a checkpoint after each of three updates."""
-    folder, model = tmp_path_factory.mktemp("run"), tiny()
-    model.save_pretrained(folder / "base")
-    for number in (1, 2, 3):
-        step_of(model, number)
-        model.save_pretrained(folder / f"checkpoint-{number}")
+    """A trainer's folder."""
+    folder = tmp_path_factory.mktemp("run")
+    save_training(folder)
     return folder
 
 
-@torch.inference_mode()
 def played(folder: Path, step: int, seed: int, temperature: float = 1.0, rows: int = ROWS) -> list[Sample]:
-    """Rows of a step, sampled by the model in the folder, with its log-probabilities as it drew them."""
-    model = Qwen2ForCausalLM.from_pretrained(folder).eval()
-    generator = torch.Generator().manual_seed(seed)
-    ids, values = torch.randint(0, VOCABULARY, (rows, 4), generator=generator), []
-    prompts = ids
-    for _ in range(LENGTH):
-        log_probs = (model(ids).logits[:, -1] / temperature).log_softmax(-1)
-        drawn = log_probs.exp().multinomial(1, generator=generator)
-        ids, values = torch.cat([ids, drawn], 1), [*values, log_probs.gather(1, drawn)]
-    recorded, claimed = torch.cat(values, 1).double().numpy(), RULE.sampled_by(step)
+    """Rows of a step, sampled by the model in the folder."""
+    found, claimed = play(folder, rows, seed, temperature), RULE.sampled_by(step)
     return [
         Sample(
             row=f"step {step}, row {k}",
             step=step,
             rollout=(step, k),
-            prompt=prompts[k].numpy(),
-            completion=ids[k, 4:].numpy(),
+            prompt=found.prompts[k].numpy(),
+            completion=found.completions[k].numpy(),
             claimed=(claimed, claimed),
-            engine=recorded[k] if seed == RECORDED else None,
+            engine=found.log_probs[k].numpy() if seed == RECORDED else None,
         )
         for k in range(rows)
     ]
