@@ -7,7 +7,8 @@ the claimed checkpoint is right.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from squelch.kit.checks.recorded import FEWEST_TOKENS, rounding, slope
 from squelch.kit.checks.result import Result, Size
 from squelch.kit.checks.temperature import MARGIN
 from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing
+from squelch.kit.checks.weights_data import Sample
 
 FLOAT32_ERROR = 2e-3
 """Root mean square, nats a token, that no engine in float32 reaches; bfloat16's is above."""
@@ -59,40 +61,51 @@ def precision(weighing: Weighing, at_fault: bool) -> Result:
 
 def engine_against_trainer(weighing: Weighing) -> list[Result]:
     """Whether engine and trainer agree, and if not, which side is off; none where only one side is recorded."""
-    name, of = "engine_against_trainer", range(len(weighing.samples))
-    engine, trainer = weighing.engine(of), weighing.trainer(of)
-    both = np.isfinite(engine) & np.isfinite(trainer)
-    if both.sum() < FEWEST_TOKENS:
+    of = range(len(weighing.samples))
+    engine, trainer, clusters = weighing.engine(of), weighing.trainer(of), weighing.rollouts(of)
+    if (found := disagreement(engine, trainer, clusters)) is None:
         return []
-    clusters = weighing.rollouts(of)
-    low, kl, high = _divergence(
-        engine[both], trainer[both], [c for c, is_used in zip(clusters, both, strict=True) if is_used]
-    )
-    num, size = int(both.sum()), Size(kl, "nats a token", low, high)
-    apart = f"The engine's and the trainer's log-probabilities differ by KL {kl:.2g} nats a token in {num:,} tokens"
     temperatures = [weighing.fitted_temperature(values) for values in (engine, trainer)]
-    if (
-        kl > LARGEST_KL
-        and abs(temperatures[0] / temperatures[1] - 1) > 2 * MARGIN
-        and _each_fits(weighing, engine, trainer)
-    ):
-        says = f"{apart}, because they are at temperatures {temperatures[0]:.3g} and {temperatures[1]:.3g}"
-        return [Result(name, "unknown", says, size=size, needs="values of both at one temperature")]
-    if low <= LARGEST_KL:
-        return [Result(name, "sound", f"{apart}, as healthy runs may", 0, num, size)]
-    owns = weighing.newest(of)
-    own = weighing.values(of, owns, temperatures[1])
+    differ = abs(temperatures[0] / temperatures[1] - 1) > 2 * MARGIN
+    if found.size is not None and found.size.value > LARGEST_KL and differ and _each_fits(weighing, engine, trainer):
+        says = f"{found.says}, because they are at temperatures {temperatures[0]:.3g} and {temperatures[1]:.3g}"
+        return [replace(found, verdict="unknown", says=says, needs="values of both at one temperature", count=None)]
+    if found.verdict != "fault":
+        return [found]
+    own = weighing.values(of, weighing.newest(of), temperatures[1])
     between = slope(own, trainer, engine, clusters)  # 0: the checkpoint says what the trainer says
-    if between.is_first:
-        return [
-            Result(name, "fault", f"{apart}; the engine is off: the trainer agrees with the checkpoint", num, num, size)
-        ]
-    if between.is_second:
-        return [
-            Result(name, "fault", f"{apart}; the trainer is off: the engine agrees with the checkpoint", num, num, size)
-        ]
-    says = f"{apart}, and the checkpoint does not agree with either side"
-    return [Result(name, "fault", says, num, num, size, needs="the checkpoint that sampled the rows")]
+    side = "the engine is off: the trainer agrees with the checkpoint" if between.is_first else ""
+    side = "the trainer is off: the engine agrees with the checkpoint" if between.is_second else side
+    if side:
+        return [replace(found, says=f"{found.says}; {side}", needs="")]
+    return [replace(found, says=f"{found.says}, and the checkpoint does not agree with either side")]
+
+
+def without_weights(samples: Sequence[Sample]) -> list[Result]:
+    """As `engine_against_trainer`, where no checkpoint is at hand."""
+    both = [(number, one) for number, one in enumerate(samples) if one.engine is not None and one.trainer is not None]
+    if not both:
+        return []
+    engine, trainer = (
+        np.concatenate([getattr(one, side)[one.mask] for _, one in both]) for side in ("engine", "trainer")
+    )
+    clusters = np.repeat([number for number, _ in both], [one.num_tokens for _, one in both])
+    found = disagreement(engine, trainer, clusters)
+    return [] if found is None else [found]
+
+
+def disagreement(engine: np.ndarray, trainer: np.ndarray, clusters: np.ndarray) -> Result | None:
+    """Whether engine and trainer agree on tokens, by their log-probabilities (n,) alone, NaN where there is none; None
+    if too few tokens have both. `clusters`: a number of each token's rollout."""
+    name, both = "engine_against_trainer", np.isfinite(engine) & np.isfinite(trainer)
+    if (num := int(both.sum())) < FEWEST_TOKENS:
+        return None
+    low, kl, high = _divergence(engine[both], trainer[both], clusters[both])
+    says = f"The engine's and the trainer's log-probabilities differ by KL {kl:.2g} nats a token in {num:,} tokens"
+    size = Size(kl, "nats a token", low, high)
+    if low <= LARGEST_KL:
+        return Result(name, "sound", f"{says}, as healthy runs may", 0, num, size)
+    return Result(name, "fault", says, num, num, size, needs="the checkpoint that sampled the rows (--checkpoints DIR)")
 
 
 def _each_fits(weighing: Weighing, engine: np.ndarray, trainer: np.ndarray) -> bool:
@@ -106,14 +119,12 @@ def _each_fits(weighing: Weighing, engine: np.ndarray, trainer: np.ndarray) -> b
     return True
 
 
-def _divergence(
-    engine: np.ndarray, trainer: np.ndarray, clusters: Sequence[Hashable]
-) -> tuple[float, float, float | None]:
+def _divergence(engine: np.ndarray, trainer: np.ndarray, clusters: np.ndarray) -> tuple[float, float, float | None]:
     """(low, estimate, high) of the KL divergence from the engine to the trainer, over tokens that the engine sampled.
-    `low` is 0 with too few rollouts."""
+    With too few rollouts `low` is 0 and `high` is not known."""
     difference = trainer - engine
     terms = np.expm1(np.minimum(difference, 20.0)) - difference
-    _, owner = np.unique(np.array([hash(one) for one in clusters]), return_inverse=True)
+    _, owner = np.unique(clusters, return_inverse=True)
     mean, num = float(terms.mean()), int(owner.max()) + 1
     if num < FEWEST_ROLLOUTS:
         return 0.0, mean, None

@@ -10,7 +10,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,9 +60,9 @@ class Slope:
         return self.decides and self.value - SIGMAS * self.error > 0.5
 
 
-def slope(recorded: np.ndarray, first: np.ndarray, second: np.ndarray, clusters: Sequence[Hashable]) -> Slope:
-    """The slope of (n,) recorded values from `first` (A) towards `second` (B), all in nats. `clusters`: of each token,
-    within which errors may depend on each other."""
+def slope(recorded: np.ndarray, first: np.ndarray, second: np.ndarray, clusters: Sequence[int] | np.ndarray) -> Slope:
+    """The slope of (n,) recorded values from `first` (A) towards `second` (B), all in nats. `clusters`: a number of
+    each token's, within which errors may depend on each other."""
     x, y = second - first, recorded - first
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -71,7 +71,7 @@ def slope(recorded: np.ndarray, first: np.ndarray, second: np.ndarray, clusters:
         return Slope(0.0, np.inf, 0.0, float(np.sqrt(np.mean(y**2))) if len(y) else np.inf, len(y))
     value = float(x @ y) / power
     left = y - value * x
-    _, owner = np.unique(np.array([hash(one) for one in clusters])[finite], return_inverse=True)
+    _, owner = np.unique(np.asarray(clusters)[finite], return_inverse=True)
     by_cluster = np.bincount(owner, weights=x * left)
     num = len(by_cluster)
     correction = num / (num - 1) if num > 1 else np.inf

@@ -170,9 +170,11 @@ class Weighing:
         """Those of the trainer."""
         return _joined([self._of_tokens(self.samples[s], self.samples[s].trainer) for s in of])
 
-    def rollouts(self, of: Sequence[int]) -> list[Hashable]:
-        """The rollout of each token."""
-        return [self.samples[s].rollout for s in of for _ in range(self.samples[s].num_tokens)]
+    def rollouts(self, of: Sequence[int]) -> np.ndarray:
+        """A number of its rollout for each token."""
+        numbers = {one: number for number, one in enumerate(dict.fromkeys(each.rollout for each in self.samples))}
+        own = [self.samples[s] for s in of]
+        return np.repeat([numbers[one.rollout] for one in own], [one.num_tokens for one in own])
 
     def values(self, of: Sequence[int], candidates: Sequence[int], temperature: float) -> np.ndarray:
         """The log-probabilities of samples' tokens, each under the candidate that is given for it."""

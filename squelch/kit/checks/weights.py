@@ -18,11 +18,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from squelch.kit.checks.engine_values import engine_against_trainer, precision
+from squelch.kit.checks.engine_values import engine_against_trainer, precision, without_weights
 from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
 from squelch.kit.checks.temperature import recording_mode, temperature
 from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
-from squelch.kit.checks.weights_data import Candidate, Scores, WeightClaims
+from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
 from squelch.kit.findings.view import Example
 
 NAMES = (
@@ -75,18 +75,22 @@ class StepSet:
         return bool(self.comparisons) and all(one.winner == "claimed" for one in self.comparisons)
 
 
-def check_weights(scores: Scores | None, claims: WeightClaims, why_not: str = "") -> list[Result]:
+def check_weights(
+    scores: Scores | None, claims: WeightClaims, why_not: str = "", samples: Sequence[Sample] = ()
+) -> list[Result]:
     """The results of `NAMES`.
 
     Args:
         scores: of `scored.score`; None if nothing could be scored.
         claims: what the run says of its sampling.
         why_not: with None: what is missing, for `Result.needs`; empty: the checkpoints.
+        samples: with None: those that were drawn, whose recorded values are compared with each other.
     """
     if scores is None or not scores.samples or not scores.candidates:
         needs = why_not or CHECKPOINTS
-        names = ("stale_weights", "temperature", "precision", "engine_against_trainer")
-        return [Result(name, "unknown", "No row was scored under a checkpoint", needs=needs) for name in names]
+        names = ("stale_weights", "temperature", "precision")
+        says = "No row was scored under a checkpoint"
+        return [Result(name, "unknown", says, needs=needs) for name in names] + without_weights(samples)
     weighing = Weighing(scores, claims)
     kinds: list[list[int]] = [[], []]
     for s, sample in enumerate(weighing.samples):

@@ -72,7 +72,7 @@ class WeightRows:
     def offer(self, row: Row, where: str, found: Format | None, learned: Row | None = None) -> None:
         """Takes a row of training that did not fail and whose content was read. `learned`: what the row's function of
         that name gives."""
-        if self._checkpoints is None and self._base is None:
+        if self._checkpoints is None and self._base is None and (learned is None or learned.get("trained") is None):
             return
         if self._draw is None:
             self._begin(found)
@@ -87,18 +87,17 @@ class WeightRows:
     def results(self) -> list[Result]:
         """What the checks say; UserError if a checkpoint cannot be loaded."""
         claims = WeightClaims(self._claims.temperature, cuts_tail(self._claims), self._claims.dtype)
-        if self._checkpoints is None and self._base is None:
-            return check_weights(None, claims, CHECKPOINTS)
         samples = [] if self._draw is None else self._draw.samples()
+        if self._checkpoints is None and self._base is None:
+            return check_weights(None, claims, CHECKPOINTS, samples)
         if not samples or self._rule is None:
-            return check_weights(
-                None, claims, TRAINERS if self._tokenizer else f"{TRAINERS}, or a tokenizer in --base DIR"
-            )
+            needs = TRAINERS if self._tokenizer else f"{TRAINERS}, or a tokenizer in --base DIR"
+            return check_weights(None, claims, needs, samples)
         from squelch.kit.checks.scored import candidates_in, score
 
         candidates = candidates_in(self._checkpoints, self._rule, self._base)
         if not candidates:
-            return check_weights(None, claims, f"{CHECKPOINTS} with folders named {self._rule.folder}")
+            return check_weights(None, claims, f"{CHECKPOINTS} with folders named {self._rule.folder}", samples)
         scores = score(samples, candidates, claims.temperature, base=self._base, device=self._device)
         return check_weights(scores, claims)
 

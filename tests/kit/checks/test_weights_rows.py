@@ -3,6 +3,7 @@ planted in the sampling are found and named, and clean files have none."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from squelch.kit.checks.weights import NAMES
 from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.weights import WeightsRule
-from tests.kit.checks.bank import WRITERS, Rollout
+from tests.kit.checks.bank import WRITERS, Rollout, run
 from tests.kit.checks.tiny import LENGTH, play, save_training
 
 ROWS = 16
@@ -84,6 +85,22 @@ def test_files_of_a_run_at_another_temperature_say_so(trained: tuple[str, Path],
         verdicts(files(tmp_path / "claimed", trained, temperature=0.9), trained, temperature=0.9)["temperature"]
         == "sound"
     )
+
+
+def test_engine_and_trainer_are_compared_without_checkpoints_too(tmp_path: Path) -> None:
+    """The bank's trainer is 0.003 nats below its engine; one at three times the temperature is another policy."""
+    rollouts = run(tasks=8)
+    healthy = check(WRITERS["nemo_rl"](tmp_path / "a", rollouts))
+    assert {one.name: one.verdict for one in healthy.results}["engine_against_trainer"] == "sound"
+    path = WRITERS["nemo_rl"](tmp_path / "b", rollouts)
+    for file in path.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["prev_logprobs"] = [[one / 3 - 0.5 for one in own] for own in row["prev_logprobs"]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (off,) = [one for one in check(path).results if one.name == "engine_against_trainer"]
+    assert off.verdict == "fault"
+    assert "--checkpoints" in off.needs
 
 
 def test_without_checkpoints_the_checks_of_weights_are_unknown(tmp_path: Path) -> None:
