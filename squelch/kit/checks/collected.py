@@ -217,7 +217,7 @@ def _take(
     row = whole(row) if readable else row
     learned = row["learned"]() if readable and row.get("learned") is not None else None
     prompt = _digest(_prompt(row)) if readable else None
-    if is_partly_masked := learned is not None and 0 < learned["start"] != len(row["prompt_ids"]):
+    if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
         prompt = digest(list(learned["ids"][: learned["start"]]))
     task = digest(row["task"]) if known_id(row.get("task")) else prompt
     if is_evaluation:
