@@ -12,18 +12,33 @@ if TYPE_CHECKING:
     from squelch.kit.api.information import MIResult, mi
     from squelch.kit.api.monitor import Monitor
     from squelch.kit.api.scoring import ScoreResult, score
+    from squelch.kit.checks.run import CheckResult, check
     from squelch.kit.diagnosis.proxies import EmaState
 
 __version__ = "0.1.0"
-__all__ = ["EmaState", "EvidenceResult", "FilterResult", "MIResult", "Monitor", "ScoreResult", "filter", "mi", "score"]
+__all__ = [
+    "CheckResult",
+    "EmaState",
+    "EvidenceResult",
+    "FilterResult",
+    "MIResult",
+    "Monitor",
+    "ScoreResult",
+    "check",
+    "filter",
+    "mi",
+    "score",
+]
 
 _MODULES = {
+    "CheckResult": "squelch.kit.checks.run",
     "EmaState": "squelch.kit.diagnosis.proxies",
     "EvidenceResult": "squelch.kit.api.evidence",
     "FilterResult": "squelch.kit.api.filtering",
     "MIResult": "squelch.kit.api.information",
     "Monitor": "squelch.kit.api.monitor",
     "ScoreResult": "squelch.kit.api.scoring",
+    "check": "squelch.kit.checks.run",
     "filter": "squelch.kit.api.filtering",
     "mi": "squelch.kit.api.information",
     "score": "squelch.kit.api.scoring",

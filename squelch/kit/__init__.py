@@ -2,6 +2,7 @@
 package of Squelch.
 
     commands                                          `squelch filter`, `mi`, `score`, `monitor`
+       │   checks                                     `squelch.check`: was a finished run what it seemed
        │      trl                                     inside TRL's trainer
     readers    │                                      files of other trainers
        └── api ┘                                      `squelch.filter`, `mi`, `score`, `Monitor`

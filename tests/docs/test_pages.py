@@ -125,4 +125,4 @@ def test_the_guide_is_short_enough_to_be_read() -> None:
     _, _, found = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it finds")
     found, _, _ = found.partition("[findings.md]")
     readme = words(ROOT / "README.md")
-    assert guide <= 47_930 and readme <= 1_600 and len(found.split()) <= 200, (guide, readme, len(found.split()))
+    assert guide <= 50_000 and readme <= 1_600 and len(found.split()) <= 200, (guide, readme, len(found.split()))

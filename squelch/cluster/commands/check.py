@@ -1,4 +1,7 @@
-"""`squelch check`: prints what is wrong with a run, or with what other trainers' files show, for people and for CI."""
+"""`squelch check`: prints what is wrong with a run, or with what other trainers' files show, for people and for CI.
+
+Findings follow a run's steps; checks say whether its files are what they seem. A fault counts as a critical finding.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,26 @@ from squelch.cluster.commands.arguments import in_store, named, place_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.listing import is_run
 from squelch.kit.base.errors import UserError, as_user_error
-from squelch.kit.commands.arguments import add_format
+from squelch.kit.checks.catalogue import checks
+from squelch.kit.checks.result import Result
+from squelch.kit.checks.words import fault_lines, short_lines
+from squelch.kit.checks.words import plain as as_json
+from squelch.kit.commands.arguments import add_format, positive
 from squelch.kit.findings.finder import Finding, Findings
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import paragraph, plain
 from squelch.kit.process.terminal import say, say_json
+from squelch.kit.untrusted.files import is_file
 
 if TYPE_CHECKING:
     from squelch.cluster.inspector.texts import Pieces
 
 CRITICAL_FOUND = 1
 DESCRIPTION = """\
-Says what is wrong with a run, with evidence, usual causes and what to change (docs/reference/findings.md). Of other
-trainers' files, or a folder of them, it follows all steps; with few of them, thresholds need fewer. It exits with 1 if
-a finding is critical."""
+Says what is wrong with a run, with evidence, usual causes and what to change (docs/reference/findings.md), and whether
+it was what it seemed: weights, tokens, groups and rewards (docs/guide/check-a-run.md). Of other trainers' files, or a
+folder of them, it follows all steps; with few of them, thresholds need fewer. It exits with 1 if a check finds a fault
+or a finding is critical."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,38 +43,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "a run's name, folder or place in a store; or a file or folder that another trainer wrote"
     parser.add_argument("place", metavar="RUN_OR_FILES", type=named, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help="leave a finding out")
+    parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help="leave a finding or check out")
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="the folder of the trainer's checkpoints")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the initial model's folder, or its tokenizer's")
+    parser.add_argument("--data", type=Path, metavar="PROMPTS", help="a file of the prompts that were to be played")
+    parser.add_argument("--tokens", type=positive(int), help="tokens scored under each checkpoint (default: 100000)")
+    claim = "what the run says of itself: group_size, temperature, top_p, advantage and others"
+    parser.add_argument("--claim", action="append", default=[], metavar="NAME=VALUE", help=claim)
     add_format(parser)
 
 
+Found = tuple[list[tuple[Finding, str]], list[str], list[Result]]
+"""Findings with their commands, notes, and the results of checks."""
+
+
 def run(options: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if one is critical."""
+    """Prints the findings and the results; returns 1 if a finding is critical or a result is a fault."""
+    ignored = [name for name in options.ignore if name not in checks()]
     with as_user_error(about="--ignore"):
-        Findings(options.ignore)
+        Findings(ignored)
     of_run = in_store(options.place) or is_run(Path(options.place))
-    found, notes = _of_run(options) if of_run else _of_files(options)
+    found, notes, results = _of_run(options, ignored) if of_run else _of_files(options, ignored)
+    results = [one for one in results if one.name not in options.ignore]
+    faults = [one for one in results if one.verdict == "fault"]
     if options.json:
-        say_json({"place": options.place, "findings": [plain(*one) for one in found], "notes": notes}, indent=2)
+        told = {"findings": [plain(*one) for one in found], "checks": [as_json(one) for one in results]}
+        say_json({"place": options.place, **told, "notes": notes}, indent=2)
     else:
-        lines = [line for one in found for line in (*paragraph(*one), "")]
-        count = f"{len(found)} finding{'s' if len(found) != 1 else ''}"
-        say("\n".join([f"{options.place}: {count}", "", *lines, *notes]).rstrip())
-    return CRITICAL_FOUND if any(one.severity == "critical" for one, _ in found) else 0
+        lines = [line for fault in faults for line in (*fault_lines(fault), "")]
+        lines += [line for one in found for line in (*paragraph(*one), "")]
+        count = _number(len(found), "finding")
+        count += f", {_number(len(faults), 'fault')} in {_number(len(results), 'check')}" if results else ""
+        others = short_lines(results)
+        say("\n".join([f"{options.place}: {count}", "", *lines, *others, *([""] if others else []), *notes]).rstrip())
+    return CRITICAL_FOUND if faults or any(one.severity == "critical" for one, _ in found) else 0
 
 
-def _of_run(options: argparse.Namespace) -> tuple[list[tuple[Finding, str]], list[str]]:
-    """The findings that hold at the run's last record, with their commands."""
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _of_run(options: argparse.Namespace, ignored: list[str]) -> Found:
+    """The findings that hold at the run's last record, with their commands, and the checks of its archive."""
     from squelch.cluster.runs.findings import replayed
 
     folder = RunFolder(place_of(options.place))
+    results, notes = _checked_archive(options)
     found = folder.findings()
     if found is not None:
-        return [(_with_texts(folder, one), command) for one, command in found if one.name not in options.ignore], []
+        kept = [(_with_texts(folder, one), command) for one, command in found if one.name not in ignored]
+        return kept, notes, results
     lines = folder.metrics()
     if not lines:
         raise UserError(f"{options.place}: no step has been recorded yet; check it after a step")
     note = "This run is of a release without findings: they are found again from its metrics, without examples."
-    return [(one, "") for one in replayed(lines, options.ignore).open], [note]
+    return [(one, "") for one in replayed(lines, ignored).open], [note, *notes], results
+
+
+def _checked_archive(options: argparse.Namespace) -> tuple[list[Result], list[str]]:
+    """The checks of a run's groups, with its own tokenizer; none of a run in a store, or before its first step."""
+    from squelch.kit.checks.run import checked
+
+    groups = Path(options.place) / "groups"
+    if in_store(options.place) or not any(groups.glob("**/step*.parquet")):
+        return [], []
+    base = options.base or next((one.parent for one in _tokenizers(groups.parent)), None)
+    checkpoints = options.checkpoints
+    result = checked(groups, checkpoints, base, options.data, "squelch", options.claim, options.tokens)
+    return list(result.results), list(result.notes)
+
+
+def _tokenizers(run: Path) -> list[Path]:
+    return [run / "tokenizer.json"] if is_file(run / "tokenizer.json") else []
 
 
 def _with_texts(folder: RunFolder, found: Finding) -> Finding:
@@ -89,12 +138,15 @@ def _with_text(folder: RunFolder, step: int, example: Example, pieces: Pieces) -
     return Example(example.row, pieces.text(rows[0]["token_ids"][turn["sample_start"] : turn["sample_end"]]))
 
 
-def _of_files(options: argparse.Namespace) -> tuple[list[tuple[Finding, str]], list[str]]:
-    """Those that hold at the last step of the files."""
-    from squelch.kit.readers.step_views import step_views
+def _of_files(options: argparse.Namespace, ignored: list[str]) -> Found:
+    """Those that hold at the last step of the files, and the checks of these."""
+    from squelch.kit.checks.run import checked
+    from squelch.kit.readers.step_views import StepViews
 
-    views, notes = step_views(Path(options.place), options.format)
-    findings = Findings(options.ignore, steps=len(views))
+    steps, given = StepViews(), (options.checkpoints, options.base, options.data, options.format, options.claim)
+    result = checked(Path(options.place), *given, options.tokens, views=steps)
+    views = steps.views()
+    findings = Findings(ignored, steps=len(views))
     for view in views:
         findings.step(view)
-    return [(one, "") for one in findings.open], notes
+    return [(one, "") for one in findings.open], list(result.notes), list(result.results)

@@ -1,8 +1,8 @@
 """Was this run what it seemed? Checks of the files that any trainer wrote, for `squelch check` and `squelch.check`.
 
-    files ──readers.rows──▶ one pass over the rows ──▶ tokens, groups, rewards ──────────────┐
-                                                                                             ├──▶ Result: sound, fault, unknown
-    claims (options, the trainer's config) ──▶ checkpoints ──scoring──▶ weights, temperature ┘
+    files ──readers.rows──▶ one pass over the rows ──▶ tokens, groups, rewards ────────────┐
+                                                                                           ├──▶ Result: sound,
+    claims (options, the trainer's config) ──▶ checkpoints ──scoring──▶ weights, temperature ┘          fault, unknown
 
 - A check never guesses: where the files lack a column, or hold too few tokens, it is `unknown` and says what would
   decide it.

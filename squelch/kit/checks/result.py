@@ -13,7 +13,7 @@ MOST_EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Size:
-    """How large a fault is, with its 95% interval where it has one. `unit`: e.g. "nats a token", "share of the groups"."""
+    """How large a fault is, with its 95% interval where it has one. `unit`: e.g. "share of the groups"."""
 
     value: float
     unit: str

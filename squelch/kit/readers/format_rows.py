@@ -8,7 +8,7 @@ Each function is given a record and the record's name for errors. It checks the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -28,6 +28,11 @@ class LeftOut:
     reason: str
 
 
+UNKNOWN: Row = {
+    **dict.fromkeys(("mask", "sampled", "logprobs", "trained", "messages", "tools")),
+    **{"ids": (), "said": (), "start": 0},
+}
+"""What a row's `learned` gives where the format says no more."""
 NAMES = {
     "prompt": ("prompt", "input"),
     "completion": ("completion", "output", "response"),
@@ -126,7 +131,9 @@ def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
             f"{where}: `input_lengths` is {brief(size)}; it must be a number of `token_ids`, without padding"
         )
     of_tokens = {"logprobs": one.get("generation_logprobs"), "advantage": one.get("advantages")}
-    yield from turns_of_ids(ids[:size], mask[:size], shared, where, of_tokens)
+    said = {"logprobs": one.get("generation_logprobs"), "trained": one.get("prev_logprobs")}
+    learned = partial(_learned, ids[:size], mask[:size], said)
+    yield from turns_of_ids(ids[:size], mask[:size], shared, where, of_tokens, learned)
 
 
 def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -153,7 +160,9 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     ids, mask = _same_length(tokens, [0] * before + mask, where, "tokens", "loss_mask")
     drawn = record.get("rollout_log_probs")
     of_tokens = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
-    yield from turns_of_ids(ids, mask, shared, where, of_tokens)
+    texts = ((0, before, record.get("prompt")), (before, len(tokens), record.get("response")))
+    said = {"said": [one for one in texts if isinstance(one[2], str)], "start": before}
+    yield from turns_of_ids(ids, mask, shared, where, of_tokens, partial(_learned, ids, mask, of_tokens, said))
 
 
 def span_of(versions: Any) -> list[int | None] | None:
@@ -199,15 +208,15 @@ def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
 
 def archive(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """Squelch's own archive, `kit.archive.schema`: a trajectory, whose turns say where their prompts begin."""
-    if record.get("split") != "train":
-        yield LeftOut("of an evaluation")
-        return
+    is_training = record.get("split") == "train"
     shared = {
         "step": record.get("step"),
         "group": record.get("group_id"),
         "rollout": f"{record.get('group_id')} {record.get('trajectory')}",
         "rewards": {"episode_return": record.get("episode_return")},
         "truncated": record.get("truncated"),
+        "task": record.get("task_key"),
+        "evaluation": None if is_training else "of an evaluation",
     }
     if (cause := record.get("failure_cause")) is not None:
         yield {**shared, "failed": str(cause).replace("_", " ")}
@@ -217,18 +226,45 @@ def archive(record: Record, where: str) -> Iterator[Row | LeftOut]:
     )
     begins = [0, *(_position(one, "start", ids, where) for one in segments)]
     of_tokens = {"logprobs": drawn} if len(drawn) == len(ids) else {}
-    for number, turn in enumerate(turns):
-        start, end = (_position(turn, f"sample_{name}", ids, where) for name in ("start", "end"))
+    places = [tuple(_position(turn, f"sample_{name}", ids, where) for name in ("start", "end")) for turn in turns]
+    for number, (turn, (start, end)) in enumerate(zip(turns, places, strict=True)):
         fed = max(one for one in begins if one <= start)
+        learned = {} if number else {"learned": partial(_learned_of_turns, record, ids, places, of_tokens)}
         yield {
             **shared,
             "content": partial(_cut, ids, fed, start, end, of_tokens),
             "shown": start - fed,
             "turn": number,
             "versions": span_of([turn.get("version_min"), turn.get("version_max")]),
+            **learned,
         }
+        if not is_training:
+            return
     if not turns:
         yield LeftOut("nothing was sampled")
+
+
+def _learned_of_turns(
+    record: Record, ids: Sequence[int], places: Sequence[tuple[int, ...]], of_tokens: Mapping[str, Any]
+) -> Row:
+    """What an archived trajectory says of its tokens. Where its mask was not read, none is known."""
+    mask = record.get("loss_mask")
+    sampled = [False] * len(ids)
+    for start, end in places:
+        sampled[start:end] = [True] * (end - start)
+    fits = isinstance(mask, list) and len(mask) == len(ids)
+    return _learned(ids, mask if fits else None, of_tokens, {"sampled": sampled})
+
+
+def _learned(
+    ids: Sequence[int], mask: Sequence[Any] | None, of_tokens: Mapping[str, Any], more: Mapping[str, Any] | None = None
+) -> Row:
+    """The value of a row's `learned`; of values for each token only those that fit the ids."""
+    fitting = {
+        key: values[: len(ids)] if isinstance(values, list) and _fits(values, len(ids)) else None
+        for key, values in of_tokens.items()
+    }
+    return UNKNOWN | {"ids": ids, "mask": mask, **fitting, **(more or {})}
 
 
 def _listed(record: Record, name: str, where: str) -> list[Any]:
@@ -251,27 +287,27 @@ def turns_of_ids(
     shared: Mapping[str, Any],
     where: str,
     of_tokens: Mapping[str, Any] | None = None,
+    learned: Callable[[], Row] | None = None,
 ) -> Iterator[Row | LeftOut]:
     """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
     rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do.
-    `of_tokens`: values of a row's key for each of `ids`, or one for all."""
-    start, turn, group, rollout = 0, 0, first([shared.get("group")]), first([shared.get("rollout"), where])
+    `of_tokens`: values of a row's key for each of `ids`, or one for all; `learned`: that key of the first row."""
+    turn, group, rollout = 0, first([shared.get("group")]), first([shared.get("rollout"), where])
     of_tokens = {key: values for key, values in (of_tokens or {}).items() if _fits(values, len(ids))}
-    for end in range(1, len(mask) + 1):
-        if end < len(mask) and bool(mask[end]) == bool(mask[start]):
-            continue
-        if mask[start]:
-            group = digest_of(ids[:start]) if group is None else group
-            yield {
-                **shared,
-                "content": partial(_cut, ids, 0, start, end, of_tokens),
-                "shown": start,
-                "turn": turn,
-                "group": group,
-                "rollout": rollout,
-            }
-            turn += 1
-        start = end
+    marks, start = bytes(map(bool, mask)) + b"\0", 0
+    while (start := marks.find(1, start)) >= 0:
+        end = marks.find(0, start)
+        group = digest_of(ids[:start]) if group is None else group
+        yield {
+            **shared,
+            "content": partial(_cut, ids, 0, start, end, of_tokens),
+            "shown": start,
+            "turn": turn,
+            "group": group,
+            "rollout": rollout,
+            **({} if turn or learned is None else {"learned": learned}),
+        }
+        turn, start = turn + 1, end
     if not turn:
         yield LeftOut("nothing was sampled")
 

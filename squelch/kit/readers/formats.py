@@ -30,6 +30,15 @@ and, where the format says so (a missing key and None are the same; values of to
     versions                             [first, last]: which weights sampled the first and the last token of the
                                          rollout, as the format counts them; None for one that is not known
     truncated                            whether a limit of tokens, turns or time ended the rollout; it still counts
+    task                                 what rows of one task share in any step, where it is not the prompt
+    learned                              of a rollout's first row: a function that gives what is said of all its tokens
+                                         before they are cut into turns: `ids`; `mask`: which are under the loss;
+                                         `sampled`: which the policy sampled, None if only the mask says; `logprobs`;
+                                         `trained`: the trainer's own; each a list as long as `ids`, or None; `said`:
+                                         (start, end, text) of ids and what the trainer has as their text; `messages`,
+                                         `tools`: what the template rendered as the ids before `start`; None if unknown
+    evaluation                           why the row trains nothing, in words: it is of an evaluation, and one row
+                                         stands for its rollout
     failed                               why the rollout does not count, in words: it has no reward and is no sample,
                                          and its prompt and completion may be missing
 

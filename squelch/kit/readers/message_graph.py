@@ -21,7 +21,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first, object_of
-from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number, span_of
+from squelch.kit.readers.format_rows import UNKNOWN, LeftOut, Row, as_float, digest_of, is_number, span_of
 from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
@@ -42,7 +42,7 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
     run = object_of(record.get("run"))
     work = object_of(run.get("work"))
     if run.get("type") == "train" and work.get("type") == "eval":
-        yield LeftOut(EVALUATION)
+        yield {"evaluation": EVALUATION, "group": _group(record), "task": _task(record)}
         return
     if not traces:
         yield LeftOut("an episode without traces")
@@ -51,6 +51,7 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "step": first((policy.get("start"), work.get("step"))),
         "versions": span_of([policy.get("start"), policy.get("end")]),
         "group": _group(record),
+        "task": _task(record),
         "run": run.get("id"),
     }
     whole = "" if any(trace.get("ok") is False for trace in traces) else _failure(record)
@@ -87,8 +88,13 @@ def _truncated(trace: Mapping[str, Any]) -> bool | None:
 
 def _group(record: Record) -> Any:
     """The episode's group, or else its task: they have the same prompt."""
+    return first((object_of(record.get("group")).get("id"), _task(record)))
+
+
+def _task(record: Mapping[str, Any]) -> Any:
+    """What tells the episode's task from others."""
     task = object_of(record.get("task"))
-    return first((object_of(record.get("group")).get("id"), task.get("key"), task.get("hash")))
+    return first((task.get("key"), task.get("hash")))
 
 
 def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
@@ -104,9 +110,37 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> I
     contents, shown = _Contents(nodes), _ids_to(nodes)
     if shared["group"] is None:
         shared = {**shared, "group": digest_of(contents.prompt(said[0]))}
+    learned: dict[str, Any] = {"learned": partial(_learned, nodes)}
     for index in said:
         row = {"content": partial(contents.of, index), "shown": shown[index], "turn": before[index]}
-        yield {**row, **shared, "rewards": rewards}
+        yield {**row, **shared, "rewards": rewards, **learned}
+        learned = {}
+
+
+def _learned(nodes: Sequence[Mapping[str, Any]]) -> Row:
+    """What a trace says of its tokens: those of its nodes one after another. Of a node the policy sampled as many as
+    have a log-probability, and none of a message that it did not say."""
+    ids, mask, sampled, drawn = list[int](), list[bool](), list[bool](), list[float | None]()
+    said = list[tuple[int, int, str]]()
+    for node in nodes:
+        own = [bool(one) for one in node.get("mask") or []]
+        logprobs, content = node.get("logprobs"), object_of(node.get("message")).get("content")
+        known = len(logprobs) if isinstance(logprobs, list) else sum(own) if node.get("sampled") else 0
+        if node.get("sampled") and any(own) and isinstance(content, str):
+            said.append((len(ids), len(ids) + len(own), content))
+        ids += node.get("token_ids") or []
+        mask += own
+        sampled += [one and (known := known - 1) >= 0 for one in own]
+        drawn += _spread(logprobs, own) or [None] * len(own)
+    if len(ids) != len(mask):
+        return UNKNOWN
+    first_said = next((at for at, node in enumerate(nodes) if node.get("sampled")), 0)
+    found = UNKNOWN | {"ids": ids, "mask": mask, "sampled": sampled, "logprobs": drawn, "said": said}
+    if any(node.get("parent") != (at - 1 if at else None) for at, node in enumerate(nodes[: first_said + 1])):
+        return found
+    tools = [nested_tool(tool) for tool in nodes[0].get("tools") or []]
+    messages = [_message(node["message"]) for node in nodes[:first_said]]
+    return found | {"messages": messages, "tools": tools or None, "start": mask.index(True) if any(mask) else 0}
 
 
 def _is_node(node: Any) -> bool:

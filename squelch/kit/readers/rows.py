@@ -58,6 +58,7 @@ class Rows:
         also: columns of a table beside those that the format reads; None for all.
         step: the only step whose rows are wanted; None for all. `steps` has the others too.
         fits: whether a table with these columns, of no trainer's format, is read as `columns`.
+        evaluations: whether rows of evaluations are wanted too; else they are counted as left out.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Rows:
         also: Collection[str] | None = (),
         step: int | None = None,
         fits: Callable[[Collection[str]], bool] = fits_columns,
+        evaluations: bool = False,
     ) -> None:
+        self._evaluations = evaluations
         self._path, self._named, self._also, self._step, self._fits = path, named, also, step, fits
         self._in_folder = is_folder(path)
         self.format: Format | None = None
@@ -152,6 +155,9 @@ class Rows:
         """The row with its step, if it is wanted; `named`: the step in the file's name."""
         if isinstance(row, LeftOut):
             self.leave_out(row.reason)
+            return None
+        if row.get("evaluation") is not None and not self._evaluations:
+            self.leave_out(row["evaluation"])
             return None
         step = step_of(row, record, where)
         row["step"] = named if step is None else step

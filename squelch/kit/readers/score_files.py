@@ -33,7 +33,7 @@ from squelch.kit.untrusted.text import MAX_LINE, parse_object
 if TYPE_CHECKING:
     from squelch.kit.pictures.geometry import Vision
 
-OF_TOKENS = ("logprobs", "advantage")
+OF_TOKENS = ("logprobs", "advantage", "learned")
 """Keys that may hold a value for each token and that no score needs."""
 MOST_SHOWN = 2**24
 """Ids of all prompts of a record: each turn of a long rollout shows those before it again."""

@@ -10,17 +10,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.findings.view import SHOWN, GroupView, StepView, TextView
 from squelch.kit.readers.format_rows import as_float, is_number
-from squelch.kit.readers.formats import format_named
-from squelch.kit.readers.rows import Rows
+from squelch.kit.readers.rows import Read
 from squelch.kit.records.repetition import repetition
-from squelch.kit.untrusted.decoder_process import bounded_reading
 
 Row = Mapping[str, Any]
 
@@ -83,22 +79,24 @@ class _Step:
         return StepView(step, metrics, views, self.texts)
 
 
-def step_views(path: Path, name: str | None = None) -> tuple[list[StepView], list[str]]:
-    """Each step of a file or folder, in their order, and what to know of it. Rows without a step are of step 0.
+class StepViews:
+    """The steps of rows, as they are read. Rows without a step are of step 0."""
 
-    Raises:
-        UserError: the file is damaged, of no known format, or holds no rows.
-    """
-    steps: dict[int, _Step] = {}
-    with bad_files_are_the_users(), bounded_reading(str(path)):
-        reader = Rows(path, None if name is None else format_named(name), also=None)
-        for read in reader:
-            where = f"{read.file.name} row {read.where.rpartition(' ')[2]}"
-            steps.setdefault(read.row["step"] or 0, _Step()).add(where, read.row)
-    if not steps:
-        raise UserError(f"{path} holds no rows of a training")
-    notes = [*reader.notes, *reader.notes_on_left_out()]
-    return [steps[step].view(step) for step in sorted(steps)], notes
+    def __init__(self) -> None:
+        self._steps: dict[int, _Step] = {}
+
+    def add(self, read: Read) -> None:
+        """Adds a row."""
+        self._steps.setdefault(read.row["step"] or 0, _Step()).add(name_of(read), read.row)
+
+    def views(self) -> list[StepView]:
+        """Each step, in their order."""
+        return [self._steps[step].view(step) for step in sorted(self._steps)]
+
+
+def name_of(read: Read) -> str:
+    """How a reader finds a row: its file's name, without the folder, and its number."""
+    return f"{read.file.name} row {read.where.rpartition(' ')[2]}"
 
 
 def view_of(step: int, rows: Sequence[tuple[int, Row]]) -> StepView:

@@ -344,6 +344,16 @@ class CrossScorer:
         targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
         return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
 
+    @torch.inference_mode()
+    def token_logits(self, prompt: np.ndarray, completion: np.ndarray) -> Iterator[Tensor]:
+        """The logits of each token of one completion, (num_tokens, vocab_size) float32, in blocks of at most
+        `MAX_LOGITS`."""
+        ids = np.concatenate([prompt, completion]).astype(np.int64)
+        hidden, _ = self._forward([ids[:-1]], None)
+        size = max(1, MAX_LOGITS[self.device.type] // self.model.config.get_text_config().vocab_size)
+        for states in hidden[0, len(prompt) - 1 :].split(size):
+            yield self._logits(states).float()
+
     def _prefilled(self, columns: Columns, work: OneAPass) -> Iterator[tuple[int, Prefilled]]:
         """For each prompt its index, and its keys and values. Memory holds one batch at a time.
 

@@ -1,0 +1,215 @@
+"""Which rule over their groups gives the advantages that a file records, and which groups no rule explains. Pure.
+
+Within a group, every rule of `RULES` is the rewards' weighted sum, less a baseline of the group, times a scale of the
+group. So a group's advantages lie on a line over its sums, whatever the rule; the rule is in baseline and scale. The
+weights of several rewards are found from that alone: they are the direction that leaves least of each group's
+advantages unexplained. What a number's rounding allows is measured on the file: numbers that fit in 8, 11 or 24 bits,
+or in a few decimals, are known no better than that.
+
+Advantages that differ from token to token (a critic's) have no such rule, and a group whose advantages are all 0 was
+left out by a filter: neither is a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.collected import Collected, Group, Member
+from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import Example
+
+FEWEST = 3
+"""Groups of unequal rewards from which on a rule is looked for."""
+MOST = 0.5
+"""Share of the groups that a rule explains which is the file's."""
+BY_PROMPT = ("trl", "nemo_rl")
+"""Formats that name no group, so that groups of one prompt in a step are told apart by their order alone."""
+FIXED = ("trl",)
+"""Trainers whose rules are all among these: where none explains a group, its advantages are wrong."""
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
+"""What trainers add to a standard deviation."""
+ROUNDINGS = (("bfloat16", 8), ("float16", 11), ("float32", 24))
+"""Kinds of numbers, and the bits of their fractions."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A group's rewards (n, k) and advantages (n,)."""
+
+    group: Group
+    rewards: np.ndarray
+    advantages: np.ndarray
+
+
+def _scaled(ddof: int) -> Callable[[np.ndarray, float], list[np.ndarray]]:
+    """(r - mean) / (std + epsilon), for each epsilon."""
+
+    def of(sums: np.ndarray, batch: float) -> list[np.ndarray]:
+        spread = sums.std(ddof=ddof)
+        return [(sums - sums.mean()) / (spread + one) for one in EPSILONS if spread + one > 0]
+
+    return of
+
+
+def _others(sums: np.ndarray) -> np.ndarray:
+    """(n,) of each, the mean of the others."""
+    return (sums.sum() - sums) / max(1, len(sums) - 1)
+
+
+Rule = Callable[[np.ndarray, float], list[np.ndarray]]
+RULES: Mapping[str, Rule] = {
+    "grpo": _scaled(1),
+    "grpo_population": _scaled(0),
+    "dr_grpo": lambda sums, batch: [sums - sums.mean()],
+    "rloo": lambda sums, batch: [sums - _others(sums)],
+    "grpo_batch": lambda sums, batch: [(sums - sums.mean()) / (batch + one) for one in EPSILONS if batch + one > 0],
+    "maxrl": lambda sums, batch: [(sums - sums.mean()) / (sums.mean() + one) for one in EPSILONS if sums.mean() > 0],
+    "reward": lambda sums, batch: [sums],
+}
+"""By name, for docs: of a group's sums, and the standard deviation of its step's sums, each way to write the rule."""
+GDPO, GDPO_EPSILON = "gdpo", 1e-4
+"""TRL's `normalize_then_sum`: each reward by itself within its group, and their sum within the step."""
+
+
+def advantages(found: Collected, claims: Claims) -> Result:
+    """Groups whose advantages are not those that the file's rule gives."""
+    name, known, by_token = "advantages", *_known(found)
+    if by_token:
+        says = f"{by_token} rollouts have an advantage for each token, as a critic gives them"
+        return Result(name, "unknown", says, needs="advantages that are equal for all tokens of a rollout")
+    told = [one for one in known if np.ptp(one.advantages) > 0]
+    if len(told) < FEWEST:
+        says = f"{len(told)} groups have advantages that differ"
+        return Result(name, "unknown", says, needs=f"advantages of {FEWEST} groups of unequal rewards")
+    weights = _weights(told, claims)
+    rounding = _rounding(told)
+    ways = _ways(known, weights)
+    fitting = [_rules(one, ways[id(one)], rounding) for one in told]
+    counts = Counter(rule for rules in fitting for rule in rules)
+    rule = claims.advantage or (counts.most_common(1)[0][0] if counts else "")
+    share = counts[rule] / len(told) if rule else 0.0
+    wrong = [one for one, rules in zip(told, fitting, strict=True) if rule not in rules]
+    if not wrong:
+        return Result(name, "sound", f"The rule {rule} gives the advantages of all {len(told)} groups", of=len(told))
+    says = f"The rule {rule or 'of no trainer'} gives the advantages of {share:.0%} of {len(told)} groups"
+    is_open = claims.reward_weights is None and told[0].rewards.shape[1] > 1
+    if share < MOST and not claims.advantage and (found.name not in FIXED or is_open):
+        needs = "--claim advantage=RULE, of a rule that this check knows, and --claim reward_weights=W,W,..."
+        return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
+    if not rule or (share < MOST and not claims.advantage):
+        says = f"No rule of {found.name} gives the advantages of {len(wrong)} of {len(told)} groups"
+    texts = [_differs(one, weights, rule, ways[id(one)]) for one in wrong[:MOST_EXAMPLES]]
+    shown = tuple(Example(one.group.where, text) for one, text in zip(wrong[:MOST_EXAMPLES], texts, strict=True))
+    size = Size(len(wrong) / len(told), "share of the groups", *wilson_interval(len(wrong), len(told)))
+    steps = [one.group.step for one in wrong if one.group.step is not None]
+    return Result(name, "fault", says, len(wrong), len(told), size, shown, step=min(steps, default=None))
+
+
+def _known(found: Collected) -> tuple[list[_Known], int]:
+    """The groups whose rewards and advantages are known, and rollouts with one for each token. A group that is not
+    whole is left out: what counted as the reward of its failed or missing rollouts is not known."""
+    names = sorted({name for one in found.members for name in one.rewards})
+    size = max(Counter(len(group.members) for group in found.groups.values()).items(), key=lambda one: one[1])[0]
+    known, by_token = list[_Known](), 0
+    for group in found.groups.values():
+        by_token += sum(isinstance(one.advantage, list) for one in group.played)
+        for members in _chunks(group.played, size) if found.name in BY_PROMPT else [group.played]:
+            scored = all(any(value is not None for value in one.rewards.values()) for one in members)
+            if len(members) == size > 1 and scored and all(isinstance(one.advantage, float) for one in members):
+                rewards = np.array([[one.rewards.get(name) or 0.0 for name in names] for one in members], float)
+                advantages = np.array([one.advantage for one in members], float)
+                if rewards.size and np.isfinite(rewards).all() and np.isfinite(advantages).all():
+                    known.append(_Known(group, rewards, advantages))
+    return known, by_token
+
+
+def _chunks(members: Sequence[Member], size: int) -> list[Sequence[Member]]:
+    """The members, or each `size` of them in their order, where a step plays one prompt in several groups."""
+    return [members[at : at + size] for at in range(0, len(members), size)]
+
+
+def _weights(known: Sequence[_Known], claims: Claims) -> np.ndarray:
+    """(k,) the weights of the rewards: the claimed ones, ones if they explain the advantages, or those that do."""
+    count = known[0].rewards.shape[1]
+    if claims.reward_weights is not None and len(claims.reward_weights) == count:
+        return np.array(claims.reward_weights)
+    ones = np.ones(count)
+    if count == 1 or all(_unexplained(one, ones) < 1e-4 for one in known):
+        return ones
+    moments = np.zeros((count, count))
+    for one in known:
+        centred, own = one.rewards - one.rewards.mean(axis=0), one.advantages - one.advantages.mean()
+        beside = centred - np.outer(own, own @ centred) / (own @ own)
+        moments += beside.T @ beside
+    _, vectors = np.linalg.eigh(moments)
+    found = vectors[:, 0]
+    agreement = sum(float((one.rewards @ found - (one.rewards @ found).mean()) @ one.advantages) for one in known)
+    found = found if agreement >= 0 else -found
+    largest = np.abs(found).max()
+    return found / largest if all(_unexplained(one, found) < 1e-3 for one in known) else ones
+
+
+def _unexplained(one: _Known, weights: np.ndarray) -> float:
+    """Share of the advantages' spread that is on no line over the weighted sums."""
+    sums, own = one.rewards @ weights, one.advantages - one.advantages.mean()
+    sums = sums - sums.mean()
+    if not sums @ sums:
+        return 1.0
+    rest = own - sums * (sums @ own) / (sums @ sums)
+    return math.sqrt(float(rest @ rest) / float(own @ own))
+
+
+def _rounding(known: Sequence[_Known]) -> float:
+    """The relative error of the file's numbers, at least that of a few operations in float32."""
+    values = np.concatenate([one.advantages for one in known])
+    values = values[values != 0]
+    decimals = next((places for places in range(2, 8) if np.allclose(values, values.round(places), 0, 1e-12)), None)
+    if decimals is not None:
+        return 0.51 * 10.0**-decimals
+    for _, bits in ROUNDINGS:
+        fractions, _ = np.frexp(values)
+        scaled = fractions * 2.0**bits
+        if np.array_equal(scaled, np.rint(scaled)):
+            return max(4 * 2.0**-bits, 1e-5)
+    return 1e-5
+
+
+def _ways(known: Sequence[_Known], weights: np.ndarray) -> dict[int, dict[str, list[np.ndarray]]]:
+    """Of each group, by its id: each rule's advantages, in each way to write it."""
+    steps: dict[int | None, list[_Known]] = {}
+    for one in known:
+        steps.setdefault(one.group.step, []).append(one)
+    found: dict[int, dict[str, list[np.ndarray]]] = {}
+    for own in steps.values():
+        sums, scaled = [one.rewards @ weights for one in own], [_normal(one.rewards) @ weights for one in own]
+        batch, whole = float(np.concatenate(sums).std(ddof=1)), np.concatenate(scaled)
+        for one, total, each in zip(own, sums, scaled, strict=True):
+            found[id(one)] = {name: rule(total, batch) for name, rule in RULES.items()}
+            found[id(one)][GDPO] = [(each - whole.mean()) / (whole.std(ddof=1) + GDPO_EPSILON)]
+    return found
+
+
+def _normal(rewards: np.ndarray) -> np.ndarray:
+    """(n, k) each reward less its mean, by its standard deviation."""
+    return (rewards - rewards.mean(axis=0)) / (rewards.std(axis=0, ddof=1) + GDPO_EPSILON)
+
+
+def _rules(one: _Known, ways: Mapping[str, list[np.ndarray]], rounding: float) -> set[str]:
+    """The rules that give the group's advantages."""
+    most = rounding * (1 + np.abs(one.advantages).max())
+    return {rule for rule, given in ways.items() if any(np.abs(own - one.advantages).max() <= most for own in given)}
+
+
+def _differs(one: _Known, weights: np.ndarray, rule: str, ways: Mapping[str, list[np.ndarray]]) -> str:
+    """What the group has and what the rule gives."""
+    sums, given = one.rewards @ weights, ways.get(rule, [])
+    at = int(np.abs(given[0] - one.advantages).argmax()) if given else 0
+    told = f", {rule} gives {given[0][at]:.4g}" if given else ""
+    return f"reward {sums[at]:.4g} has the advantage {one.advantages[at]:.4g}{told}"

@@ -1,0 +1,268 @@
+"""Checks that need a tokenizer, on the sampled rollouts: how prompts begin, what the template writes, whether ids and
+texts say the same, and whether turns were encoded anew. Loads transformers where a template is rendered.
+
+Ids are decoded rather than texts encoded: a policy samples ids that its tokenizer would not choose, so that ids which
+differ from an encoding are no fault, while ids that say something else than their text are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squelch.kit.base.errors import UserError
+from squelch.kit.checks.collected import Collected
+from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import SHOWN, Example
+from squelch.kit.readers.format_rows import Row
+from squelch.kit.text.tokenizer import TOKENIZER_FILE, read_object, read_tokenizer
+from squelch.kit.untrusted.files import Unreadable, is_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NEEDS = "--base DIR, a folder with the policy's tokenizer"
+Conversation = tuple[Sequence[Mapping[str, Any]], Any]
+"""Messages, and the schemas of their tools."""
+BATCH = 64
+"""Conversations that are rendered in one process."""
+TRIMMED = 40
+"""Characters of a stop string, and of white space, by which a text may end before or after its ids."""
+WRONG_STARTS = {
+    "doubled": "begin with the first token twice",
+    "missing": "lack the first token that the tokenizer writes",
+    "no generation prompt": "end without the generation prompt of the template",
+}
+
+
+@dataclass(frozen=True)
+class Coder:
+    """The tokenizer in a folder."""
+
+    folder: Path
+    tokenizer: Tokenizer
+
+    @cached_property
+    def begin(self) -> int | None:
+        """The id with which the tokenizer lets texts begin; None if it names none."""
+        token = read_object(self.folder / "tokenizer_config.json").get("bos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return self.tokenizer.token_to_id(token) if isinstance(token, str) else None
+
+    @cached_property
+    def writes_begin(self) -> bool:
+        """Whether encoding a text, or the template, writes that id."""
+        encoded = self.tokenizer.encode("x").ids
+        settings = read_object(self.folder / "tokenizer_config.json")
+        template = settings.get("chat_template")
+        file = self.folder / "chat_template.jinja"
+        text = file.read_text(encoding="utf-8", errors="replace") if is_file(file) else str(template or "")
+        return encoded[:1] == [self.begin] or "bos_token" in text
+
+    def text(self, ids: Sequence[int], special: bool = False) -> str:
+        """What ids say."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not special)
+
+    def rendered(self, conversations: Sequence[Conversation], reply: bool = False) -> list[list[int] | None]:
+        """The ids of each conversation by the folder's template, without the generation prompt if `reply`; None for
+        one that it refuses, and for all if the folder has none. Equal ones are rendered once."""
+        from squelch.kit.text.chat_template import TemplateRefused
+
+        keys = [repr(one) for one in conversations]
+        open_ones = list(dict(zip(keys, conversations, strict=True)).items())
+        texts: dict[str, str] = {}
+        while open_ones:
+            batch = open_ones[:BATCH]
+            messages, tools = [one[1][0] for one in batch], [one[1][1] for one in batch]
+            try:
+                found = self._template.render(messages, tools, [reply] * len(batch))
+            except TemplateRefused as error:
+                del open_ones[error.index]
+                continue
+            except ValueError:
+                return [None] * len(conversations)
+            texts |= dict(zip([key for key, _ in batch], found, strict=True))
+            del open_ones[:BATCH]
+        ids = {key: self.tokenizer.encode(text, add_special_tokens=False).ids for key, text in texts.items()}
+        return [ids.get(key) for key in keys]
+
+    @cached_property
+    def _template(self) -> Any:
+        from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
+
+        return read_chat_template(self.folder, read_chat_tokenizer(self.folder))
+
+
+def tokenizer_folder(base: Path | None, checkpoints: Path | None) -> Path | None:
+    """The folder of a tokenizer: the base model's, or that of a checkpoint. UserError if `base` has none."""
+    if base is not None:
+        if not is_file(base / TOKENIZER_FILE):
+            raise UserError(f"--base {base}: it holds no {TOKENIZER_FILE}; give the folder of the model")
+        return base
+    if checkpoints is None:
+        return None
+    return next((one.parent for one in sorted(checkpoints.glob(f"**/{TOKENIZER_FILE}"))), None)
+
+
+def coder_of(folder: Path | None) -> Coder | None:
+    """The tokenizer in a folder. UserError if it cannot be read."""
+    if folder is None:
+        return None
+    try:
+        return Coder(folder, read_tokenizer(folder, of_a_stranger=True))
+    except (Unreadable, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+def encoding_results(found: Collected, coder: Coder | None) -> list[Result]:
+    """One result for each check of this module."""
+    names = ("prompt_start", "template_differs", "text_differs", "turns_encoded_anew")
+    if coder is None:
+        results = [Result(name, "unknown", "No tokenizer is at hand", needs=NEEDS) for name in names]
+        if not found.continued.broken and found.continued.turns:
+            says = f"The ids of all {found.continued.turns} later turns extend those of the turn before"
+            results[-1] = Result(names[-1], "sound", says, of=found.continued.turns)
+        return results
+    rows = found.sample
+    return [_start(rows, coder), _template(rows, coder), _texts(rows, coder), _turns(found, coder)]
+
+
+def _first_ids(row: Row) -> Sequence[int]:
+    return row["prompt_ids"] if isinstance(row.get("prompt_ids"), list) else ()
+
+
+def _start(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
+    """Prompts whose first token is doubled or missing."""
+    name, begin = "prompt_start", coder.begin
+    of_ids = [(where, list(_first_ids(row))) for where, row in rows if len(_first_ids(row)) > 1]
+    spelled = coder.text([begin], special=True) if begin is not None else ""
+    of_text = [(where, row["prompt"]) for where, row in rows if isinstance(row.get("prompt"), str)]
+    if begin is None:
+        return Result(name, "sound", "The tokenizer has no token with which texts begin", of=len(rows))
+    doubled = [where for where, ids in of_ids if ids[:2] == [begin, begin]]
+    doubled += [where for where, text in of_text if spelled and text.startswith(2 * spelled)]
+    missing = [where for where, ids in of_ids if coder.writes_begin and begin not in ids[:2]]
+    looked = len(of_ids) + len(of_text)
+    if doubled:
+        return _wrong(name, "doubled", doubled, looked, spelled)
+    if missing and len(missing) == len(of_ids):
+        return _wrong(name, "missing", missing, looked, spelled)
+    if not of_ids:
+        needs = "prompts as ids; of text it is only known that none begins with it twice"
+        return Result(name, "unknown", "No prompt is recorded as ids", of=looked, needs=needs)
+    return Result(name, "sound", f"Each of {looked} prompts begins as the tokenizer writes it", of=looked)
+
+
+def _wrong(name: str, kind: str, rows: Sequence[str], of: int, token: str) -> Result:
+    says = f"{len(rows)} of {of} sampled prompts {WRONG_STARTS[kind]} ({token})"
+    shown = tuple(Example(where, kind) for where in rows[:MOST_EXAMPLES])
+    return Result(name, "fault", says, len(rows), of, _share(len(rows), of), shown)
+
+
+def _share(count: int, of: int) -> Size:
+    return Size(count / of, "share of the sampled rollouts", *wilson_interval(count, of))
+
+
+def _template(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
+    """Prompts that are not what the folder's template writes for their messages."""
+    name, shown = "template_differs", [(where, row["learned"]) for where, row in rows if row.get("learned")]
+    shown = [(where, said) for where, said in shown if said["messages"] and said["start"]]
+    asked: list[Conversation] = [(said["messages"], said["tools"]) for _, said in shown]
+    whole = coder.rendered(asked)
+    compared = [
+        (where, conversation, _once(list(said["ids"][: said["start"]]), coder.begin), ids)
+        for (where, said), conversation, ids in zip(shown, asked, whole, strict=True)
+        if ids is not None
+    ]
+    if not compared:
+        return Result(name, "unknown", "No prompt is recorded as messages and ids", needs="both, as verifiers has them")
+    wrong = [one for one in compared if one[2] != one[3]]
+    short = coder.rendered([conversation for _, conversation, _, _ in wrong], reply=True)
+    cut = [where for (where, _, given, _), ids in zip(wrong, short, strict=True) if given == ids]
+    looked = len(compared)
+    if cut:
+        return _wrong(name, "no generation prompt", cut, looked, "what the policy says is then no reply")
+    if not wrong:
+        return Result(name, "sound", f"Each of {looked} sampled prompts is what the template writes", of=looked)
+    says = f"{len(wrong)} of {looked} sampled prompts are not what the template of {coder.folder.name} writes"
+    examples = tuple(
+        Example(where, _first_difference(coder, given, ids)) for where, _, given, ids in wrong[:MOST_EXAMPLES]
+    )
+    needs = "the template that the run was given: a run may have its own, or other arguments of it"
+    return Result(name, "unknown", says, len(wrong), looked, examples=examples, needs=needs)
+
+
+def _once(ids: list[int], begin: int | None) -> list[int]:
+    """The ids without a second first token, which `prompt_start` says."""
+    return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
+
+
+def _first_difference(coder: Coder, given: Sequence[int], whole: Sequence[int]) -> str:
+    pairs = enumerate(zip(given, whole, strict=False))
+    at = next((place for place, (one, other) in pairs if one != other), min(len(given), len(whole)))
+    own, other = (coder.text(ids[at : at + 8], special=True) for ids in (given, whole))
+    return f"{own!r} stands where the template writes {other!r}"[:SHOWN]
+
+
+def _texts(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
+    """Ids that say something else than the text that is recorded beside them."""
+    name, wrong, looked = "text_differs", list[tuple[str, str]](), 0
+    for where, row in rows:
+        said = row.get("learned") or {}
+        for start, end, text in said.get("said") or ():
+            if end <= start:
+                continue
+            looked += 1
+            if not _says(coder, said["ids"][start:end], text):
+                decoded = coder.text(said["ids"][start:end])
+                wrong.append((where, f"ids say {decoded[:80]!r}, text {text[:80]!r}"))
+    if not looked:
+        return Result(name, "unknown", "No completion is recorded as ids and as text", needs="ids and text of a row")
+    if not wrong:
+        return Result(name, "sound", f"The ids of {looked} sampled texts say these texts", of=looked)
+    says = f"The ids of {len(wrong)} of {looked} sampled texts say another text"
+    shown = tuple(Example(where, text) for where, text in wrong[:MOST_EXAMPLES])
+    return Result(name, "fault", says, len(wrong), looked, _share(len(wrong), looked), shown)
+
+
+def _says(coder: Coder, ids: Sequence[int], text: str) -> bool:
+    """Whether the ids say the text, apart from control tokens, white space, broken characters, and a stop string."""
+    wanted = _plain(text)
+    for special in (False, True):
+        decoded = _plain(coder.text(ids, special))
+        if wanted in decoded or (decoded in wanted and len(wanted) - len(decoded) <= TRIMMED):
+            return True
+    bare = _plain(coder.text(coder.tokenizer.encode(text, add_special_tokens=False).ids))
+    return bare in _plain(coder.text(ids))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s\ufffd]+", "", text)
+
+
+def _turns(found: Collected, coder: Coder) -> Result:
+    """Turns whose prompts are other ids of the same text as those of the turn before."""
+    name, continued = "turns_encoded_anew", found.continued
+    if not continued.turns:
+        return Result(name, "unknown", "No rollout has two turns as ids", needs="turns with the ids of their prompts")
+    same = [
+        where
+        for where, before, now in continued.differing
+        if _plain(coder.text(now)).startswith(_plain(coder.text(before)))
+    ]
+    if not same:
+        extra = f", and {continued.broken} rewrite their history" if continued.broken else ""
+        says = f"The ids of {continued.turns - continued.broken} later turns extend those of the turn before{extra}"
+        return Result(name, "sound", says, of=continued.turns)
+    looked = len(continued.differing)
+    says = f"{len(same)} later turns of {continued.turns} have the text of the turn before as other ids"
+    shown = tuple(Example(where, "the same text, other ids") for where in same[:MOST_EXAMPLES])
+    size = Size(
+        len(same) / looked, "share of the turns that do not extend the turn before", *wilson_interval(len(same), looked)
+    )
+    return Result(name, "fault", says, len(same), continued.turns, size, shown)

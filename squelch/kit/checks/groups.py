@@ -1,0 +1,197 @@
+"""Checks of groups and prompts: sizes, equal completions, prompts of a group, and prompts of two splits. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.collected import Collected, Group, Member
+from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import Example
+
+WHOLE_GROUPS = ("trl", "verl", "nemo_rl", "slime", "squelch", "art")
+"""Formats whose files hold each group of a step whole, failures included."""
+STREAMED = ("verifiers",)
+"""Formats whose rows are written as rollouts end: at the end of the file groups are in flight, and cancelled rollouts
+leave no row."""
+ONE_PROMPT = ("verl", "areal", "slime", "columns")
+"""Formats in which a group has one prompt; an agent's rollouts may begin with different ones, and then a format's own
+names of tasks are compared."""
+TEMPERED = ("squelch",)
+"""Formats whose log-probabilities are those of the distribution that was sampled."""
+FEWEST_GROUPS = 4
+"""Groups of equal size from which on that size is the usual one."""
+USUAL = 0.8
+"""Share of the groups that have the usual size."""
+BY_CHANCE = 1e-3
+"""Chance of a fault that the check of equal completions has in a healthy run."""
+
+
+def group_sizes(found: Collected, claims: Claims) -> Result:
+    """Groups with another number of rollouts than the others of their step."""
+    name, groups = "group_sizes", list(found.groups.values())
+    if found.name not in (*WHOLE_GROUPS, *STREAMED):
+        needs = "files whose groups are whole by their format"
+        return Result(name, "unknown", "These files need not hold whole groups", needs=needs)
+    last = max((group.step or 0 for group in groups), default=0)
+    ended = [group for group in groups if found.name not in STREAMED or (group.step or 0) < last]
+    usual = claims.group_size or _usual([len(group.members) for group in ended])
+    if usual is None or not ended:
+        needs = f"--claim group_size=N, or {FEWEST_GROUPS} groups of which {USUAL:.0%} are of one size"
+        return Result(name, "unknown", f"The usual size of {len(ended)} groups is not known", needs=needs)
+    by_step: dict[int | None, list[Group]] = {}
+    for group in ended:
+        by_step.setdefault(group.step, []).append(group)
+    wrong = list[tuple[Group, int]]()
+    for own in by_step.values():  # an evaluation, or a schedule, has another size for a whole step
+        size = claims.group_size or _usual([len(one.members) for one in own]) or usual
+        wrong += [(one, size) for one in own if len(one.members) % size]
+    if not wrong:
+        return Result(name, "sound", f"All {len(ended)} groups have {usual} rollouts", of=len(ended))
+    texts = [f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}" for group, size in wrong]
+    says = f"{len(wrong)} of {len(ended)} groups have not {usual} rollouts, as the others have"
+    if found.name in STREAMED and not _at_ends(by_step, [group for group, _ in wrong]):
+        needs = "rows of rollouts that were cancelled, which these files do not hold"
+        return Result(name, "unknown", says, len(wrong), len(ended), needs=needs)
+    return Result(
+        name, "fault", says, len(wrong), len(ended), _share(len(wrong), len(ended)), _examples(wrong, texts),
+        step=min((group.step for group, _ in wrong if group.step is not None), default=None),
+    )  # fmt: skip
+
+
+def _usual(sizes: Sequence[int]) -> int | None:
+    """The size of most groups; None if there is none."""
+    if not sizes:
+        return None
+    size, count = Counter(sizes).most_common(1)[0]
+    return size if count >= FEWEST_GROUPS and count >= USUAL * len(sizes) else None
+
+
+def _at_ends(by_step: dict[int | None, list[Group]], wrong: Sequence[Group]) -> bool:
+    """Whether the groups are the last ones of their steps more often than chance would have it."""
+    chance = sum(math.log(1 / len(own)) for own in by_step.values() if own[-1] in wrong)
+    inner = any(one not in [own[-1] for own in by_step.values()] for one in wrong)
+    return not inner and chance <= math.log(BY_CHANCE)
+
+
+def _other_half(group: Group, wrong: Sequence[tuple[Group, int]]) -> str:
+    """Where the rest of a group stands under another id."""
+    own = {one.prompt for one in group.members.values()} - {None}
+    for other, size in wrong:
+        is_rest = other is not group and len(other.members) + len(group.members) == size
+        if is_rest and own and own == {one.prompt for one in other.members.values()}:
+            return f"; the same prompt has the others under another id ({other.where})"
+    return ""
+
+
+def _examples(wrong: Sequence[tuple[Group, int]], texts: Sequence[str]) -> tuple[Example, ...]:
+    return tuple(Example(group.where, text) for (group, _), text in zip(wrong[:MOST_EXAMPLES], texts, strict=False))
+
+
+def _share(count: int, of: int) -> Size:
+    low, high = wilson_interval(count, of)
+    return Size(count / of, "share of the groups", low, high)
+
+
+def equal_completions(found: Collected, claims: Claims) -> Result:
+    """Completions of one prompt that are the same ids, though that is too improbable. By a union bound the chance that
+    one of the pairs below the limit is equal is at most `BY_CHANCE`, whatever the policy."""
+    name = "equal_completions"
+    lists = [_comparable(group) for group in found.groups.values()]
+    compared = [one for one in lists if len(one) > 1]
+    members = [one for group in compared for one in group]
+    equal = [(one, other) for group in compared for one, other in _equal(group)]
+    if not members:
+        return Result(name, "unknown", "No prompt has two completions", needs="groups of at least two rollouts")
+    if not equal:
+        return Result(name, "sound", f"No two of {len(members)} completions of a prompt are equal", of=len(members))
+    says = f"{len(equal)} completions are equal to an earlier one of their prompt"
+    if (needs := _not_probabilities(found, claims, members)) is not None:
+        return Result(name, "unknown", says, len(equal), len(members), needs=needs)
+    limit = _limit([(len(group) - 1, _log_p(one, claims)) for group in compared for one in group])
+    wrong = [(one, other) for one, other in equal if (p := _log_p(one, claims)) is not None and p <= limit]
+    if not wrong:
+        return Result(name, "sound", f"{says}, as probable as that is", len(equal), len(members))
+    least = min(p for one, _ in wrong if (p := _log_p(one, claims)) is not None)
+    says = f"{len(wrong)} completions are equal to an earlier one of their prompt, though chance makes none equal"
+    shown = [Example(one.where, f"equal to {other.where}, {one.tokens} tokens") for one, other in wrong[:MOST_EXAMPLES]]
+    size = Size(least, "nats: log-probability of the least probable")
+    return Result(name, "fault", says, len(wrong), len(members), size, tuple(shown))
+
+
+def _comparable(group: Group) -> list[Member]:
+    """The rollouts of the group's first prompt that say something."""
+    played = [one for one in group.played if one.prompt is not None and one.said is not None]
+    return [one for one in played if one.prompt == played[0].prompt]
+
+
+def _equal(members: Sequence[Member]) -> list[tuple[Member, Member]]:
+    """Each member that says what an earlier one says, with that one."""
+    seen: dict[bytes | None, Member] = {}
+    return [(one, seen[one.said]) for one in members if seen.setdefault(one.said, one) is not one]
+
+
+def _not_probabilities(found: Collected, claims: Claims, members: Sequence[Member]) -> str | None:
+    """What is missing to know how probable the completions were; None if nothing is."""
+    if sum(one.log_p is not None for one in members) < len(members) / 2:
+        return "the log-probability of each token"
+    if found.name not in TEMPERED and claims.temperature != 1.0:
+        return "--claim temperature=1: at another temperature the recorded log-probabilities need not be the sampler's"
+    return None
+
+
+def _log_p(one: Member, claims: Claims) -> float | None:
+    """The log-probability with which it was drawn, at most: a nucleus raises each token's by its lost mass."""
+    return None if one.log_p is None else one.log_p - one.tokens * math.log(claims.top_p or 1.0)
+
+
+def _limit(chances: Sequence[tuple[int, float | None]]) -> float:
+    """The largest log-probability up to which the expected number of equal pairs is at most `BY_CHANCE`. Each is given
+    as (others of its group, log-probability)."""
+    total, limit = 0.0, -math.inf
+    for others, log_p in sorted((one for one in chances if one[1] is not None), key=lambda one: one[1] or 0.0):
+        total += others * math.exp(min(0.0, log_p or 0.0)) / 2
+        if total > BY_CHANCE:
+            break
+        limit = log_p if log_p is not None else limit
+    return limit
+
+
+def mixed_groups(found: Collected, claims: Claims) -> Result:
+    """Groups whose rollouts begin with different prompts."""
+    name = "mixed_groups"
+    if not found.of_groups or not (found.named_tasks or found.name in ONE_PROMPT):
+        needs = "ids of groups, of rollouts that begin with the prompt of their task"
+        return Result(name, "unknown", "These files name no group, or an agent may begin differently", needs=needs)
+    tasks = [(group, {one.task for one in group.members.values()} - {None}) for group in found.groups.values()]
+    known = [group for group, own in tasks if own]
+    wrong = [(group, len(own)) for group, own in tasks if len(own) > 1]
+    if not known:
+        return Result(name, "unknown", "No prompt can be read", needs="prompts")
+    if not wrong:
+        return Result(name, "sound", f"Each of {len(known)} groups has one prompt", of=len(known))
+    texts = [f"{number} prompts" for _, number in wrong]
+    says = f"{len(wrong)} of {len(known)} groups mix rollouts of different prompts"
+    return Result(name, "fault", says, len(wrong), len(known), _share(len(wrong), len(known)), _examples(wrong, texts))
+
+
+def validation_leak(found: Collected, claims: Claims) -> Result:
+    """Tasks that are trained on and evaluated on."""
+    name, what = "validation_leak", "tasks" if found.named_tasks else "prompts"
+    if not found.evaluated:
+        needs = "rows of evaluations in the folder that is checked"
+        return Result(name, "unknown", "There are no rows of evaluations", needs=needs)
+    if len(found.tasks) < FEWEST_GROUPS or (not found.named_tasks and 2 * len(found.tasks) < len(found.groups)):
+        needs = "a column that tells tasks apart"
+        return Result(name, "unknown", "The prompts do not tell the tasks apart", needs=needs)
+    both = [task for task in found.evaluated if task in found.tasks]
+    count, of = len(both), len(found.evaluated)
+    if not both:
+        return Result(name, "sound", f"None of {of} {what} of evaluations is trained on", of=of)
+    shown = [Example(found.evaluated[one], f"also in training: {found.tasks[one]}") for one in both[:MOST_EXAMPLES]]
+    size = Size(count / of, f"share of the {what} of evaluations", *wilson_interval(count, of))
+    says = f"{count} of {of} {what} of evaluations are trained on, too"
+    return Result(name, "fault", says, count, of, size, tuple(shown))

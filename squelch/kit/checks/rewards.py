@@ -1,0 +1,114 @@
+"""Checks of rewards: missing and infinite ones, and failures that count as wrong answers. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.collected import Collected, Group, Member
+from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import Example
+
+EVERY_TOKEN = ("areal", "skyrl")
+"""Formats whose text has the end token, so that an empty one says that nothing was sampled."""
+UNSCORABLE = ("trl",)
+"""Trainers that learn nothing from a rollout which no reward function scored, and so give it the advantage 0."""
+SHORT = 300
+"""Characters of an error's text, at most."""
+ERROR = re.compile(
+    r"\s*[\[({<*#]*\s*(?:\w+\.)*(?:\w*(?:Error|Exception)\b|error\s*:|traceback \(most|request timed out|"
+    r"timed? ?out\b|time-?out\b|internal server error|service unavailable|connection (?:refused|reset|aborted|error)|"
+    r"rate limit|too many requests|http(?:/\d\S*)? [45]\d\d\b|"
+    r"[45]\d\d (?:bad|unauthor|forbidden|internal|service|gate))",
+    re.IGNORECASE,
+)
+"""The beginning of the text of an error."""
+FEWEST_ERRORS, FEWEST_PROMPTS = 3, 3
+EMPTY_SHARE = 0.01
+"""Share of empty texts that a policy may have which ends at once; above it they are failures."""
+FEWEST_EMPTY = 3
+
+
+def rewards_missing(found: Collected, claims: Claims) -> Result:
+    """Rollouts whose every reward is missing, and infinite rewards."""
+    name, played = "rewards_missing", [one for group in found.groups.values() for one in group.played]
+    scored = [one for one in played if one.rewards]
+    if not any(value is not None for one in scored for value in one.rewards.values()):
+        return Result(name, "unknown", "These files hold no rewards", needs="a reward in each row")
+    none = [one for one in scored if all(value is None for value in one.rewards.values())]
+    none += [one for one in played if not one.rewards]
+    if found.name in UNSCORABLE:
+        none = [one for one in none if one.advantage != 0.0]
+    infinite = [one for one in scored if any(value is not None and math.isinf(value) for value in one.rewards.values())]
+    wrong = [*infinite, *none]
+    if not wrong:
+        return Result(name, "sound", f"Each of {len(played)} rollouts has a finite reward", of=len(played))
+    says = f"{len(none)} of {len(played)} rollouts have no reward, and {len(infinite)} an infinite one"
+    texts = ["an infinite reward"] * len(infinite) + ["no reward, and no failure is recorded"] * len(none)
+    return _fault(name, says, wrong, texts, len(played))
+
+
+def failures_as_rewards(found: Collected, claims: Claims) -> Result:
+    """Rollouts that say nothing, or the text of an error, and have a reward as if the policy had answered."""
+    name = "failures_as_rewards"
+    played = [one for one in found.members if one.failed is None and one.said is not None]
+    if not played:
+        return Result(name, "unknown", "No completion can be read", needs="completions")
+    nothing = [one for one in played if not one.tokens and (one.is_ids or found.name in EVERY_TOKEN)]
+    empty = [one for one in played if not one.text.strip() and not one.is_ids and found.name not in EVERY_TOKEN]
+    errors = _errors(played)
+    certain = nothing + errors
+    if empty and (_are_too_many(empty, played) or _fill_a_group(found.groups.values(), empty)):
+        certain, empty = certain + empty, []
+    if certain:
+        says = f"{len(certain)} of {len(played)} rollouts say nothing, or the text of an error, and have a reward"
+        return _fault(name, says, certain, [_what(one) for one in certain], len(played))
+    if empty:
+        says = f"{len(empty)} of {len(played)} completions are empty, as of a policy that ends at once"
+        return Result(name, "unknown", says, len(empty), len(played), needs="token ids, or why each rollout ended")
+    if not any(one.text or one.log_p is not None for one in played):  # an error's text has no log-probabilities
+        says = "No completion is without tokens; whether one is the text of an error is not known"
+        return Result(name, "unknown", says, of=len(played), needs="the texts of the completions")
+    return Result(name, "sound", f"None of {len(played)} completions is empty or the text of an error", of=len(played))
+
+
+def _errors(played: Sequence[Member]) -> list[Member]:
+    """Those that say the text of an error that several prompts were answered with."""
+    by_text: dict[str, list[Member]] = {}
+    for one in played:
+        if one.text and len(one.text) <= SHORT and ERROR.match(one.text):
+            by_text.setdefault(re.sub(r"[\d.:x-]+", "0", one.text), []).append(one)
+    groups = by_text.values()
+    return [
+        one
+        for own in groups
+        if len(own) >= FEWEST_ERRORS and len({other.prompt for other in own}) >= FEWEST_PROMPTS
+        for one in own
+    ]
+
+
+def _are_too_many(empty: Sequence[Member], played: Sequence[Member]) -> bool:
+    low, _ = wilson_interval(len(empty), len(played))
+    return len(empty) >= FEWEST_EMPTY and low > EMPTY_SHARE
+
+
+def _fill_a_group(groups: Iterable[Group], empty: Sequence[Member]) -> bool:
+    """Whether all of a group are empty, while hardly any other completion is."""
+    ids = set(map(id, empty))
+    lists = (group.played for group in groups)
+    return any(len(own) >= FEWEST_EMPTY and all(id(one) in ids for one in own) for own in lists)
+
+
+def _what(one: Member) -> str:
+    rewards = ", ".join(f"{name} {value:g}" for name, value in one.rewards.items() if value is not None)
+    return f"{one.text.strip()[:100] or 'nothing'} ({rewards or 'no reward'})"
+
+
+def _fault(name: str, says: str, wrong: Sequence[Member], texts: Sequence[str], of: int) -> Result:
+    pairs = zip(wrong[:MOST_EXAMPLES], texts, strict=False)
+    shown = tuple(Example(one.where, text) for one, text in pairs)
+    size = Size(len(wrong) / of, "share of the rollouts", *wilson_interval(len(wrong), of))
+    return Result(name, "fault", says, len(wrong), of, size, shown)

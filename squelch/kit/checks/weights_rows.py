@@ -1,0 +1,212 @@
+"""From a file's rows to the samples whose weights are checked, and from these to results. Pure until rows are scored.
+
+    rows of one pass ──offer──▶ Draw ──┐
+    checkpoints, base model ───────────┴─▶ scored.score ──▶ weights.check_weights
+
+Which checkpoints a row claims: those of the versions that its engine recorded, where the format counts versions as it
+counts checkpoints; else that of its step, or of as many steps before as staleness is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from squelch.kit.base.errors import UserError
+from squelch.kit.checks.result import Result
+from squelch.kit.checks.weights import CHECKPOINTS, check_weights
+from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
+from squelch.kit.readers.format_rows import Row
+from squelch.kit.readers.formats import Format
+from squelch.kit.readers.weights import WeightsRule
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from squelch.kit.checks.claims import Claims
+
+COUNT_AS_CHECKPOINTS = frozenset({"verifiers", "areal"})
+"""Formats whose recorded versions the rule of their checkpoints counts too. slime counts the engine's updates."""
+RULES: Mapping[str, WeightsRule] = {"squelch": WeightsRule("step-{}", -1)}
+"""Rules of formats that have none of their own. Squelch counts versions apart from steps: a step without signal
+publishes none, and leaves the weights as they were."""
+STALE_BY_DEFAULT: Mapping[str, int] = {"slime": 1}
+"""Steps by which the rows of a healthy run may be late where nothing claims a staleness: slime has an asynchronous
+script and says nowhere which one ran."""
+TRAINERS = "files of a trainer that numbers its checkpoints, or token ids"
+
+
+class WeightRows:
+    """Takes the rows of one pass and gives the results of `weights.check_weights`.
+
+    Args:
+        checkpoints: the folder of the trainer's checkpoints; None if there is none.
+        base: the folder of the model that training began with.
+        claims: of the run.
+        tokenizer: encodes the texts of rows without ids; None leaves them out.
+        most_tokens: that are scored under each checkpoint; None for `MOST_TOKENS`.
+        seed: of the draw.
+        device: that scores.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path | None,
+        base: Path | None,
+        claims: Claims,
+        tokenizer: Tokenizer | None = None,
+        *,
+        most_tokens: int | None = None,
+        seed: int = 0,
+        device: str | None = None,
+    ) -> None:
+        self._checkpoints, self._base, self._claims, self._tokenizer = checkpoints, base, claims, tokenizer
+        self._most_tokens, self._seed, self._device = most_tokens or MOST_TOKENS, seed, device
+        self._rule: WeightsRule | None = None
+        self._staleness = 0
+        self._counts_versions = False
+        self._draw: Draw | None = None
+
+    def offer(self, row: Row, where: str, found: Format | None, learned: Row | None = None) -> None:
+        """Takes a row of training that did not fail and whose content was read. UserError if no
+        checkpoint is where the user says. `learned`: what the row's function of
+        that name gives."""
+        if self._checkpoints is None and self._base is None and (learned is None or learned.get("trained") is None):
+            return
+        if self._draw is None:
+            self._begin(found)
+        assert self._draw is not None, "begun"
+        name = f"{where}, turn {row['turn']}" if row.get("turn") else where
+        claimed, recorded = self._claimed(row)
+        if not self._draw.wants(row.get("step"), claimed, name):
+            return
+        if (ids := self._ids(row)) is not None:
+            self._draw.add(_sample(row, name, claimed, recorded, *ids, learned))
+
+    def results(self) -> list[Result]:
+        """What the checks say; UserError if a checkpoint cannot be loaded."""
+        claims = WeightClaims(self._claims.temperature, cuts_tail(self._claims), self._claims.dtype)
+        samples = [] if self._draw is None else self._draw.samples()
+        if self._checkpoints is None and self._base is None:
+            return check_weights(None, claims, CHECKPOINTS, samples)
+        if not samples or self._rule is None:
+            needs = TRAINERS if self._tokenizer else f"{TRAINERS}, or a tokenizer in --base DIR"
+            return check_weights(None, claims, needs, samples)
+        from squelch.kit.checks.scored import candidates_in, score
+
+        candidates = candidates_in(self._checkpoints, self._rule, self._base)
+        if not candidates:
+            return check_weights(None, claims, f"{CHECKPOINTS} with models in them", samples)
+        scores = score(samples, candidates, claims.temperature, base=self._base, device=self._device)
+        return check_weights(scores, claims)
+
+    def _begin(self, found: Format | None) -> None:
+        if found is not None:
+            self._rule = found.weights or RULES.get(found.name)
+            self._staleness = STALE_BY_DEFAULT.get(found.name, 0)
+            self._counts_versions = found.name in COUNT_AS_CHECKPOINTS
+        if self._claims.max_staleness is not None:
+            self._staleness = self._claims.max_staleness
+        saved = set[int]()
+        if self._rule is not None and self._checkpoints is not None:
+            saved |= self._rule.checkpoints(self._checkpoints).keys()
+            if not saved:
+                named = f"no folder in it is named {self._rule.folder}, as this trainer's are"
+                raise UserError(f"--checkpoints {self._checkpoints}: {named}")
+        if self._rule is not None and self._base is not None:
+            saved.add(self._rule.first - 1)
+        self._draw = Draw(saved, self._most_tokens, self._seed)
+
+    def _claimed(self, row: Row) -> tuple[tuple[int, int] | None, bool]:
+        """The oldest and the newest checkpoint that a row claims, and whether by recorded versions."""
+        if self._rule is None:
+            return None, False
+        initial, versions = self._rule.first - 1, row.get("versions")
+        if self._counts_versions and versions and None not in versions:
+            first, last = (max(initial, self._rule.sampled_by(one)) for one in versions)
+            return (min(first, last), max(first, last)), True
+        if (step := row.get("step")) is None:
+            return None, False
+        newest = self._rule.sampled_by(step)
+        return (max(initial, newest - self._staleness), max(initial, newest)), False
+
+    def _ids(self, row: Row) -> tuple[list[int], list[int], bool] | None:
+        """Prompt and completion as ids, and whether these are those that were sampled; None if there are none."""
+        prompt, completion = row.get("prompt_ids"), row.get("completion_ids")
+        exact = isinstance(prompt, list) and isinstance(completion, list)
+        if not exact and self._tokenizer is not None:
+            prompt, completion = (self._encoded(row, key) for key in ("prompt", "completion"))
+        if not (isinstance(prompt, list) and isinstance(completion, list) and prompt and completion):
+            return None
+        known = all(isinstance(one, int) and 0 <= one < 2**31 for one in (*prompt, *completion))
+        return (prompt, completion, exact) if known else None
+
+    def _encoded(self, row: Row, key: str) -> list[int] | None:
+        """The ids of a text. Messages are left out: rendering them takes a process each."""
+        assert self._tokenizer is not None, "asked for"
+        if isinstance(row.get(f"{key}_ids"), list):
+            return row[f"{key}_ids"]
+        said = row.get(key)
+        if isinstance(said, str):
+            return self._tokenizer.encode(said, add_special_tokens=False).ids
+        return None
+
+
+def cuts_tail(claims: Claims) -> bool | None:
+    """Whether distributions were cut, by what is claimed; None if that does not say."""
+    cuts = (claims.top_p, 1.0), (claims.top_k, None), (claims.min_p, 0.0)
+    known = [value for value, _ in cuts if value is not None]
+    if (claims.top_p or 1) < 1 or (claims.top_k or 0) > 0 or (claims.min_p or 0) > 0:
+        return True
+    return False if len(known) == len(cuts) else None
+
+
+def _sample(
+    row: Row,
+    name: str,
+    claimed: tuple[int, int] | None,
+    recorded: bool,
+    prompt: list[int],
+    completion: list[int],
+    exact: bool,
+    learned: Row | None,
+) -> Sample:
+    engine = _numbers(row.get("logprobs"), len(completion)) if exact else None
+    engine = None if engine is None else np.where(engine == 0, np.nan, engine)  # what trainers write for fed tokens
+    sampled = np.isfinite(engine) if engine is not None and np.isfinite(engine).any() else None
+    return Sample(
+        name,
+        row.get("step"),
+        (row.get("step"), row["rollout"]) if row.get("rollout") is not None else name,
+        np.array(prompt, dtype=np.int32),
+        np.array(completion, dtype=np.int32),
+        sampled,
+        claimed,
+        recorded,
+        engine if sampled is not None else None,
+        _trained(learned, prompt, completion) if exact else None,
+        exact,
+    )
+
+
+def _numbers(values: Any, count: int) -> np.ndarray | None:
+    """(count,) float64, NaN for None; None where these are no numbers of as many tokens."""
+    if not isinstance(values, list) or len(values) != count:
+        return None
+    try:
+        return np.array([np.nan if one is None else float(one) for one in values])
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _trained(learned: Row | None, prompt: list[int], completion: list[int]) -> np.ndarray | None:
+    """The trainer's own log-probabilities of a completion, where the rollout has them and begins with it."""
+    if learned is None or not isinstance(learned.get("trained"), list):
+        return None
+    ids, start, end = learned["ids"], len(prompt), len(prompt) + len(completion)
+    if list(ids[start:end]) != completion or len(learned["trained"]) != len(ids):
+        return None
+    return _numbers(list(learned["trained"][start:end]), len(completion))

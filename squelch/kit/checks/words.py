@@ -1,0 +1,47 @@
+"""A result as text and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from squelch.kit.checks.catalogue import PAGE, checks
+from squelch.kit.checks.result import Result, Size
+from squelch.kit.findings.view import SHOWN
+
+
+def fault_lines(result: Result) -> list[str]:
+    """The lines of a fault, as those of a critical finding."""
+    entry = checks().get(result.name)
+    since = f", since step {result.step}" if result.step is not None else ""
+    lines = [f"{result.name} (fault{since})", f"  {result.says.rstrip('.')}."]
+    if result.size is not None:
+        lines.append(f"  size: {_size(result.size)}")
+    lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in result.examples]
+    if entry is not None:
+        lines += [f"  usual causes: {entry.causes}", f"  what to do: {entry.change}"]
+    return [*lines, f"  {PAGE}#{result.name}"]
+
+
+def _size(size: Size) -> str:
+    bounds = "" if size.low is None or size.high is None else f" [{size.low:.4g}, {size.high:.4g}]"
+    return f"{size.value:.4g}{bounds} {size.unit}"
+
+
+def short_lines(results: Sequence[Result]) -> list[str]:
+    """A line for each result that is no fault."""
+    found = [one for one in results if one.verdict != "fault"]
+    width = max((len(one.name) for one in found), default=0)
+    return [
+        f"  {one.verdict:<7}  {one.name:<{width}}  {one.says.rstrip('.')}"
+        + (f"; needs {one.needs}" if one.needs else "")
+        for one in found
+    ]
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """The result as JSON, with its causes and remedy."""
+    entry = checks().get(result.name)
+    told = {"causes": entry.causes, "change": entry.change} if entry is not None else {}
+    return {**asdict(result), **told, "page": f"{PAGE}#{result.name}"}

@@ -1,0 +1,22 @@
+"""The page of checks says what the catalogue says, and the catalogue names formats and checks that exist."""
+
+from docs.writers import checks as writer
+from squelch.kit.checks.catalogue import checks
+from squelch.kit.checks.run import CHECKS, check
+from squelch.kit.readers.formats import FORMATS
+from tests.kit.checks.bank import run, verl
+
+
+def test_the_page_is_what_the_catalogue_says() -> None:
+    text = writer.PAGE.read_text(encoding="utf-8")
+    assert writer.with_parts(text) == text, "run: python -m docs.writers.checks"
+
+
+def test_each_entry_names_formats_that_exist_and_what_it_needs_of_some_of_them() -> None:
+    for one in checks().values():
+        assert set(one.formats) <= set(FORMATS) and set(one.needs) <= set(one.formats), one.name
+
+
+def test_every_check_has_an_entry_and_every_result_is_one_of_them(tmp_path) -> None:
+    found = [one.name for one in check(verl(tmp_path, run())).results]
+    assert set(CHECKS) <= set(found) <= set(checks()) and len(set(found)) == len(found)

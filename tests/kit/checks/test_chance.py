@@ -1,0 +1,133 @@
+"""How often checks that depend on chance are wrong about healthy runs, on runs that are drawn by the thousand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from squelch.kit.checks.advantages import RULES, advantages
+from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.collected import Collected, Group, Member
+from squelch.kit.checks.fed_tokens import Fed
+from squelch.kit.checks.groups import equal_completions
+from squelch.kit.checks.rewards import failures_as_rewards
+from squelch.kit.checks.tokens import fed_tokens_learned
+from squelch.kit.readers.formats import FORMATS
+
+RUNS, GROUPS, SIZE = 1000, 16, 8
+SOUND = Claims(temperature=1.0)
+
+
+def collected(groups: list[list[Member]], name: str = "slime") -> Collected:
+    found = Collected(Path("x"), FORMATS[name], of_groups=True)
+    for number, members in enumerate(groups):
+        key = str(number).encode()
+        found.groups[key] = Group(1, f"row {number}", {str(n).encode(): one for n, one in enumerate(members)})
+    return found
+
+
+def member(said: bytes, log_p: float | None = -20.0, **more: object) -> Member:
+    fields = {"reward": 0.0, "advantage": None, "text": "x", "tokens": 20, "is_ids": True, "prompt": b"p"} | more
+    rewards: dict[str, float | None] = {"reward": fields.pop("reward")}  # type: ignore[dict-item]
+    return Member("row", b"p", b"p", said, log_p, 20, str(fields["text"]), bool(fields["is_ids"]), False, None, rewards,
+                  fields["advantage"])  # fmt: skip
+
+
+def drawn(rng: np.random.Generator, policy: np.ndarray) -> list[list[Member]]:
+    """Completions of a policy over whole texts."""
+    said = rng.choice(len(policy), (GROUPS, SIZE), p=policy)
+    return [[member(str(one).encode(), float(np.log(policy[one]))) for one in own] for own in said]
+
+
+@pytest.mark.parametrize("shape", [0.02, 0.3, 3.0])
+@pytest.mark.parametrize("texts", [30, 3000, 300_000])
+def test_equal_completions_of_any_policy_are_hardly_ever_a_fault(shape, texts) -> None:
+    rng, faults = np.random.default_rng([texts, int(100 * shape)]), 0
+    for _ in range(RUNS // 10):
+        policy = rng.gamma(shape, size=texts) + 1e-300
+        found = [equal_completions(collected(drawn(rng, policy / policy.sum())), SOUND) for _ in range(3)]
+        faults += sum(one.verdict == "fault" for one in found)
+    assert faults <= 3, f"{faults} of {3 * RUNS // 10}: at most 1 in 1,000 is meant"
+
+
+def test_one_copy_of_an_improbable_completion_is_enough_and_its_probability_decides() -> None:
+    for log_p, verdict in ((-20.0, "fault"), (-2.0, "sound")):
+        groups = [[member(f"{g} {n}".encode(), -18.0) for n in range(SIZE)] for g in range(GROUPS)]
+        groups[3][:2] = [member(b"the same", log_p), member(b"the same", log_p)]
+        assert equal_completions(collected(groups), SOUND).verdict == verdict
+        assert equal_completions(collected(groups), Claims()).verdict == "unknown", "tempered or not is not known"
+    half = Claims(temperature=1.0, top_p=0.5)
+    assert equal_completions(collected(groups), half).verdict == "sound", "a nucleus makes each token likelier"
+
+
+def test_empty_texts_of_a_policy_that_ends_at_once_are_no_fault() -> None:
+    rng, faults = np.random.default_rng(1), 0
+    for _ in range(RUNS):
+        empty = rng.random((GROUPS, SIZE)) < 0.01
+        groups = [
+            [member(b"" if gone else b"x", None, text="" if gone else "x", is_ids=False) for gone in own]
+            for own in empty
+        ]
+        faults += failures_as_rewards(collected(groups, "verl"), SOUND).verdict == "fault"
+    assert faults <= 0.05 * RUNS, "at its very limit of 1%; a policy below it is hardly ever a fault"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_each_rule_explains_its_own_advantages_and_not_those_of_swapped_rewards(rule, kind) -> None:
+    rng, wrong = np.random.default_rng(2), 0
+    for run in range(60):
+        rewards = rng.integers(0, 4, (GROUPS, SIZE)).astype(float) if run % 2 else rng.normal(size=(GROUPS, SIZE)) + 3
+        batch = float(rewards.std(ddof=1))
+        values = [RULES[rule](own, batch)[0] for own in rewards]
+        clean = _with_advantages(rewards, values, kind)
+        wrong += advantages(clean, SOUND).verdict == "fault"
+        swapped = [values[1], values[0], *values[2:]]
+        if np.ptp(values[0]) > 0 and not np.allclose(values[0], values[1]):
+            found = advantages(_with_advantages(rewards, swapped, kind), SOUND)
+            assert found.verdict == "fault" and found.count in (1, 2), (rule, found)
+    assert wrong == 0
+
+
+def _with_advantages(rewards: np.ndarray, values: list[np.ndarray], kind: type) -> Collected:
+    return collected(
+        [
+            [member(b"", reward=float(kind(r)), advantage=float(kind(a))) for r, a in zip(own, given, strict=True)]
+            for own, given in zip(rewards, values, strict=True)
+        ],
+        "trl",
+    )
+
+
+def test_advantages_of_several_rewards_are_explained_by_the_weights_that_they_have() -> None:
+    rng = np.random.default_rng(3)
+    groups = []
+    for _ in range(GROUPS):
+        parts = rng.normal(size=(SIZE, 2))
+        sums = parts @ [1.0, 0.25]
+        values = (sums - sums.mean()) / (sums.std(ddof=1) + 1e-4)
+        members = [member(b"", advantage=float(np.float32(one))) for one in values]
+        for one, pair in zip(members, parts.tolist(), strict=True):
+            one.rewards = dict(zip(("right", "form"), pair, strict=True))
+        groups.append(members)
+    assert advantages(collected(groups, "trl"), SOUND).says.startswith("The rule grpo")
+    for one in groups[4]:
+        one.advantage = -one.advantage
+    found = advantages(collected(groups, "trl"), Claims(reward_weights=(0.25, 1.0)))
+    assert (found.verdict, found.count) == ("fault", 1), "names are in their order: form, right"
+
+
+def test_a_certain_policy_after_its_stop_string_is_not_taken_for_fed_tokens() -> None:
+    """Runs whose texts end with a stop string's token, which stands within them too, before certain tokens."""
+    rng, faults = np.random.default_rng(4), 0
+    for _ in range(200):
+        fed = Fed()
+        for n in range(40):
+            ids = [*rng.integers(10, 99, 12).tolist(), 5, *rng.integers(10, 99, 6).tolist(), 5]
+            certain = rng.random() < 0.9  # of all tokens of this run alike
+            drawn = [0.0 if certain or rng.random() < 0.5 else -0.7 for _ in ids]
+            said = {"ids": ids, "mask": [1] * len(ids), "sampled": None, "logprobs": drawn, "trained": None}
+            fed.take(said, f"row {n}", is_whole=True)
+        found = Collected(Path("x"), FORMATS["slime"], fed=fed)
+        faults += fed_tokens_learned(found, SOUND).verdict == "fault"
+    assert faults == 0

@@ -1,0 +1,74 @@
+"""What a run claims is read from options and from the trainer's settings beside its files."""
+
+from pathlib import Path
+
+import pytest
+
+from squelch.kit.base.errors import UserError
+from squelch.kit.checks.claims import claims_of, claims_result, given_claims
+from squelch.kit.checks.run import check
+from tests.kit.checks.bank import run, verl
+
+
+def settings(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".hydra/config.yaml", "actor_rollout_ref:\n  rollout:\n    n: 4\n    temperature: 0.7\n    top_p: 0.9\n"),
+        ("config.yaml", "gconfig:\n  n_samples: 4\n  temperature: 0.7\n  top_p: 0.9\n"),
+        (
+            "config.yaml",
+            "grpo:\n  num_generations_per_prompt: 4\npolicy:\n  generation:\n    temperature: 0.7\n    top_p: 0.9\n",
+        ),
+        ("orch.toml", "rollouts_per_example = 4\n[sampling]\ntemperature = 0.7\ntop_p = 0.9\n"),
+    ],
+)
+def test_the_settings_of_each_trainer_are_found_above_its_files(tmp_path, name, text) -> None:
+    place = settings(tmp_path, name, text) / "a" / "b"
+    place.mkdir(parents=True)
+    found = claims_of(place, {})
+    assert found.known == {"group_size": 4, "temperature": 0.7, "top_p": 0.9}
+    assert claims_result(found).says == (
+        f"The run claims: group_size 4 ({Path(name).name}), temperature 0.7 ({Path(name).name}), top_p 0.9 "
+        f"({Path(name).name})"
+    )
+    assert claims_of(place, {"temperature": 1.0}).temperature == 1.0, "an option has precedence"
+
+
+def test_settings_that_cannot_be_read_claim_nothing(tmp_path) -> None:
+    for text in ("a: [", "\x00", "- 1\n- 2\n", "gconfig: {n_samples: many}"):
+        assert claims_of(settings(tmp_path, "config.yaml", text), {}).known == {}
+    assert claims_result(claims_of(tmp_path, {})).verdict == "unknown"
+
+
+def test_an_unknown_claim_or_value_is_refused_with_the_names() -> None:
+    assert given_claims(["dynamic_sampling=false", "reward_weights=1,0.5"]) == {
+        "dynamic_sampling": False,
+        "reward_weights": (1.0, 0.5),
+    }
+    with pytest.raises(UserError, match=r"Did you mean 'temperature'\?"):
+        given_claims(["temprature=1"])
+    for word in ("group_size=four", "top_p", "dynamic_sampling=perhaps"):
+        with pytest.raises(UserError, match="--claim"):
+            given_claims([word])
+
+
+def test_a_group_size_that_is_claimed_and_not_kept_is_a_fault(tmp_path) -> None:
+    found = check(verl(tmp_path, run()), claims={"group_size": 8})
+    (fault,) = found.faults
+    assert fault.name == "group_sizes" and fault.count == fault.of == 18
+    assert check(verl(tmp_path, run()), claims=["group_size=2"]).faults == [], "a prompt twice in a step"
+
+
+def test_bad_files_are_a_value_error_that_names_them(tmp_path) -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        check(tmp_path / "nothing.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ValueError, match="holds no rows of a training"):
+        check(tmp_path / "empty.jsonl")

@@ -1,0 +1,91 @@
+"""The engine's values against the checkpoint's and the trainer's: which side is off, and how exact they are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from squelch.kit.checks.engine_values import engine_against_trainer, precision
+from squelch.kit.checks.result import Result
+from squelch.kit.checks.weighing import Weighing
+from squelch.kit.checks.weights_data import Scores, WeightClaims
+from tests.kit.checks.categorical import World, language_like, log_softmax, run_of, trained
+
+TABLES = {1: language_like(), 2: trained(language_like(), 0.5, 1)}
+WORLD = World(TABLES)
+
+
+def with_trainer(scores: Scores, number: int, error: float = 1e-4, temperature: float = 1.0) -> Scores:
+    """The same with what a trainer with these weights would compute, whose values `exact` holds at temperature 1."""
+    row = scores.tokens[list(TABLES).index(number)]
+    rng = np.random.default_rng(5)
+    at = {one: k for k, one in enumerate(scores.temperatures)}[temperature]
+    samples = [
+        replace(one, trainer=tokens.exact[at] + error * rng.normal(size=one.num_tokens))
+        for one, tokens in zip(scores.samples, row, strict=True)
+    ]
+    return Scores(samples, scores.candidates, scores.temperatures, scores.tokens)
+
+
+def sides(engine: int, trainer: int, **how: float) -> Result:
+    scores = run_of(WORLD, np.random.default_rng(0), {1: engine}, {1: (1, 1)}, engine=1e-3)
+    (found,) = engine_against_trainer(Weighing(with_trainer(scores, trainer, **how), WeightClaims(1.0, False)))
+    return found
+
+
+def test_the_side_that_differs_from_the_checkpoint_is_off() -> None:
+    assert sides(1, 1).verdict == "sound"
+    off = sides(2, 1)
+    assert off.verdict == "fault"
+    assert "the engine is off" in off.says
+    off = sides(1, 2)
+    assert off.verdict == "fault"
+    assert "the trainer is off" in off.says
+
+
+def test_what_bfloat16_makes_of_a_healthy_run_is_no_fault() -> None:
+    assert sides(1, 1, error=0.03).verdict == "sound"
+
+
+def test_values_at_two_temperatures_are_said_and_blamed_on_nobody() -> None:
+    world = World(TABLES, 0.6)
+    scores = run_of(world, np.random.default_rng(0), {1: 1}, engine=1e-3, recorded_at=1.0)
+    both = with_trainer(scores, 1, temperature=0.6)
+    (found,) = engine_against_trainer(Weighing(both, WeightClaims(0.6, False)))
+    assert found.verdict == "unknown"
+    assert "temperatures 1 and 0.6" in found.says
+
+
+def test_one_side_alone_is_not_compared() -> None:
+    scores = run_of(WORLD, np.random.default_rng(0), {1: 1}, engine=1e-3)
+    assert engine_against_trainer(Weighing(scores, WeightClaims(1.0, False))) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "dtype", "verdict"),
+    [
+        (1e-5, "float32", "sound"),
+        (1e-2, "float32", "fault"),
+        (1e-2, "bfloat16", "sound"),
+        (1e-2, None, "unknown"),
+        (None, "float32", "unknown"),
+    ],
+)
+def test_precision_is_judged_by_what_the_run_claims(error: float | None, dtype: str | None, verdict: str) -> None:
+    scores = run_of(WORLD, np.random.default_rng(0), {1: 1}, engine=error)
+    assert precision(Weighing(scores, WeightClaims(1.0, False, dtype)), False).verdict == verdict
+
+
+def test_values_that_are_stored_coarsely_say_nothing_about_the_engine() -> None:
+    scores = run_of(WORLD, np.random.default_rng(0), {1: 1}, engine=1e-6)
+    rounded = [replace(one, engine=np.round(one.engine, 2)) for one in scores.samples if one.engine is not None]
+    coarse = Scores(rounded, scores.candidates, scores.temperatures, scores.tokens)
+    assert precision(Weighing(coarse, WeightClaims(1.0, False, "float32")), False).verdict == "unknown"
+
+
+def test_what_the_trainers_values_are_made_of_is_the_tables_own() -> None:
+    scores = run_of(WORLD, np.random.default_rng(0), {1: 1})
+    exact = with_trainer(scores, 1, error=0).samples[0].trainer
+    assert exact is not None
+    assert exact.max() <= 0
+    assert log_softmax(TABLES[1]).min() <= exact.min()

@@ -1,0 +1,252 @@
+"""A fault that is planted in a run is found in every form that has the columns, and named right; the clean run is
+sound, and so is what healthy runs do."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from squelch.kit.checks.catalogue import checks
+from squelch.kit.checks.run import CHECKS, CheckResult, check
+from tests.kit.checks.bank import END, WRITERS, Rollout, by_group, by_step, run, verifiers, with_advantages
+
+Plant = Callable[[list[Rollout]], None]
+WITH_TEMPERATURE = ["temperature=1"]
+
+
+def checked(name: str, folder: Path, rollouts: list[Rollout], claims: list[str] | None = None) -> CheckResult:
+    path = WRITERS[name](folder, rollouts)
+    return check(path, claims=claims or [], format="areal" if name == "areal" else None)  # its files lie in folders
+
+
+def verdicts(found: CheckResult) -> dict[str, str]:
+    return {one.name: one.verdict for one in found.results}
+
+
+def cut_groups(rollouts: list[Rollout]) -> None:
+    for own in by_step(rollouts).values():
+        rollouts.remove(own[-1])
+
+
+def split_group(rollouts: list[Rollout]) -> None:
+    for one in rollouts[2:4]:
+        one.group = "g900"
+
+
+def mixed(rollouts: list[Rollout]) -> None:
+    first, second = rollouts[3], rollouts[7]
+    first.group, second.group = second.group, first.group
+    with_advantages(rollouts)
+
+
+def one_seed(rollouts: list[Rollout]) -> None:
+    one, other = rollouts[8], rollouts[9]
+    other.parts, other.drawn, other.text = one.parts, one.drawn, one.text
+
+
+def leak(rollouts: list[Rollout]) -> None:
+    for one in rollouts:
+        if one.validation and one.task == 0:
+            one.prompt, one.prompt_ids = rollouts[0].prompt, rollouts[0].prompt_ids
+
+
+def no_reward(rollouts: list[Rollout]) -> None:
+    rollouts[5].reward = float("nan")
+
+
+def errors(rollouts: list[Rollout]) -> None:
+    for place in (1, 6, 11, 17):
+        rollouts[place].text, rollouts[place].reward = f"Error: request timed out after {place} s", 0.0
+    with_advantages(rollouts)
+
+
+def empty_group(rollouts: list[Rollout]) -> None:
+    for one in rollouts[4:8]:
+        one.text, one.reward = "", 0.0
+    with_advantages(rollouts)
+
+
+def swapped_advantages(rollouts: list[Rollout]) -> None:
+    for one in rollouts[4:8]:
+        one.advantage = -one.advantage
+
+
+def all_learned(rollouts: list[Rollout]) -> None:
+    for one in rollouts:
+        one.learned = [True] * len(one.after)
+
+
+def half_learned(rollouts: list[Rollout]) -> None:
+    for one in rollouts[::2]:
+        one.learned = [own and place > 1 for place, own in enumerate(one.sampled)]
+
+
+def probabilities(rollouts: list[Rollout]) -> None:
+    for one in rollouts:
+        one.drawn = np.exp(one.drawn).tolist()
+
+
+PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
+    "groups cut at a step's end": (
+        cut_groups, "group_sizes", ("trl", "verl", "nemo_rl", "slime", "squelch", "art", "verifiers")
+    ),
+    "a group under two ids": (split_group, "group_sizes", ("verl", "slime", "squelch")),
+    "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "areal", "verifiers")),
+    "one seed for a group": (one_seed, "equal_completions", ("squelch", "verifiers", "nemo_rl", "slime", "art")),
+    "a training prompt in validation": (leak, "validation_leak", ("squelch", "verifiers", "nemo_rl", "slime")),
+    "a reward that is missing": (
+        no_reward, "rewards_missing",
+        ("trl", "verl", "nemo_rl", "areal", "slime", "skyrl", "verifiers", "squelch", "art"),
+    ),
+    "errors as answers": (
+        errors, "failures_as_rewards", ("trl", "verl", "areal", "skyrl", "slime", "verifiers")
+    ),
+    "nothing as an answer": (empty_group, "failures_as_rewards", ("trl", "verl", "areal", "skyrl")),
+    "advantages of another group": (swapped_advantages, "advantages", ("trl", "nemo_rl", "verifiers")),
+    "tool tokens learned": (all_learned, "fed_tokens_learned", ("squelch", "verifiers", "nemo_rl", "slime")),
+    "sampled tokens without loss": (half_learned, "sampled_tokens_unlearned", ("squelch",)),
+    "probabilities as log-probabilities": (
+        probabilities, "logprobs_impossible", ("squelch", "verifiers", "nemo_rl", "slime", "art")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_clean_run_is_sound_where_the_table_says_that_the_format_has_what_a_check_needs(name, tmp_path) -> None:
+    found = checked(name, tmp_path, run(validation=6), WITH_TEMPERATURE)
+    assert [fault.says for fault in found.faults] == []
+    told = verdicts(found)
+    wanted = {one.name for one in checks().values() if name in one.formats and one.name in CHECKS}
+    assert {one: told[one] for one in wanted} == dict.fromkeys(wanted, "sound")
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [(fault, name) for fault, (_, _, names) in PLANTED.items() for name in names]
+)
+def test_a_planted_fault_is_found_in_every_form_and_named(fault, name, tmp_path) -> None:
+    plant, expected, _ = PLANTED[fault]
+    rollouts = run(steps=6, validation=6)
+    plant(rollouts)
+    found = checked(name, tmp_path, rollouts, WITH_TEMPERATURE)
+    assert [one.name for one in found.faults] == [expected], [one.says for one in found.faults]
+    (one,) = found.faults
+    assert one.count and one.of and one.examples and one.size is not None and name in checks()[expected].formats
+
+
+def test_every_pair_of_check_and_format_that_needs_no_more_than_the_files_is_planted() -> None:
+    planted = {(check, name) for _, check, names in PLANTED.values() for name in names}
+    told = {(one.name, name) for one in checks().values() for name in one.formats if name in WRITERS}
+    told = {(check, name) for check, name in told if check in CHECKS}
+    no_text = {("failures_as_rewards", name) for name in ("nemo_rl", "squelch", "art")}
+    assert told - planted <= no_text | {("mixed_groups", "squelch")}, "the archive writes a group with one task"
+
+
+# -- healthy runs ------------------------------------------------------------------------------------------------------
+
+
+def twice_in_a_step(rollouts: list[Rollout]) -> None:
+    """A prompt that the data holds twice, or that was drawn again."""
+    for one in rollouts[4:8]:
+        one.prompt, one.prompt_ids = rollouts[0].prompt, rollouts[0].prompt_ids
+
+
+def dynamic_sampling(rollouts: list[Rollout]) -> None:
+    del rollouts[4:12]
+
+
+def second_epoch(rollouts: list[Rollout]) -> None:
+    for own in list(by_group(rollouts).values())[:6]:
+        for one in own:
+            again = copy.deepcopy(one)
+            again.step, again.group = one.step + 6, f"g{int(one.group[1:]) + 500}"
+            again.parts = [
+                ([token + 1 if token not in (END,) else token for token in ids], own) for ids, own in one.parts
+            ]
+            again.text += " again"
+            rollouts.append(again)
+
+
+def failures(rollouts: list[Rollout]) -> None:
+    for one in rollouts[1:24:6]:
+        one.failed = True
+
+
+def filtered(rollouts: list[Rollout]) -> None:
+    for one in rollouts[4:12]:
+        one.advantage = 0.0
+
+
+def certain(rollouts: list[Rollout]) -> None:
+    """A policy that always says the same, and knows it."""
+    for own in by_group(rollouts).values():
+        for one in own:
+            one.parts, one.text = own[0].parts, own[0].text
+            one.drawn = [-1e-4 * own for own in one.sampled]
+
+
+def constant_rewards(rollouts: list[Rollout]) -> None:
+    for one in rollouts:
+        one.reward = 0.0
+    with_advantages(rollouts)
+
+
+def dr_grpo(rollouts: list[Rollout]) -> None:
+    with_advantages(rollouts, lambda rewards: rewards - rewards.mean())
+
+
+def rounded(rollouts: list[Rollout]) -> None:
+    for one in rollouts:
+        one.advantage = round(one.advantage, 3)
+
+
+def negative_and_real_rewards(rollouts: list[Rollout]) -> None:
+    rng = np.random.default_rng(5)
+    for one in rollouts:
+        one.reward = float(np.float32(rng.normal()))
+    with_advantages(rollouts)
+
+
+def off_policy_masked(rollouts: list[Rollout]) -> None:
+    for one in rollouts[::3]:
+        one.learned = [own and place > 4 for place, own in enumerate(one.sampled)]
+
+
+HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
+    "a prompt twice in a step": (twice_in_a_step, tuple(WRITERS)),
+    "groups dropped whole": (dynamic_sampling, tuple(WRITERS)),
+    "a second epoch": (second_epoch, tuple(WRITERS)),
+    "failed rollouts": (failures, ("slime", "verifiers", "squelch")),
+    "groups that a filter left out": (filtered, ("trl", "verifiers", "nemo_rl")),
+    "a policy that is certain": (certain, tuple(WRITERS)),
+    "rewards that are all equal": (constant_rewards, tuple(WRITERS)),
+    "advantages without a scale": (dr_grpo, ("trl", "verifiers", "nemo_rl")),
+    "advantages of three decimals": (rounded, ("trl", "verifiers", "nemo_rl")),
+    "rewards of any size": (negative_and_real_rewards, ("trl", "verifiers", "nemo_rl")),
+    "a mask over off-policy tokens": (off_policy_masked, ("nemo_rl", "slime")),
+}
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, (_, names) in HEALTHY.items() for name in names])
+def test_what_healthy_runs_do_is_no_fault(what, name, tmp_path) -> None:
+    rollouts = run(steps=6, validation=6)
+    HEALTHY[what][0](rollouts)
+    for claims in ([], WITH_TEMPERATURE):
+        found = checked(name, tmp_path / str(len(claims)), rollouts, claims)
+        assert [(one.name, one.says) for one in found.faults] == []
+
+
+def test_rollouts_in_flight_at_the_end_of_a_stream_are_no_fault(tmp_path) -> None:
+    rollouts = run(steps=6)
+    del rollouts[-5:]
+    assert check(verifiers(tmp_path, rollouts)).faults == []
+
+
+def test_cancelled_rollouts_of_a_stream_are_unknown_and_cuts_at_steps_ends_a_fault(tmp_path) -> None:
+    rollouts = run(steps=6)
+    for place in (90, 61, 33, 2):
+        del rollouts[place]
+    found = check(verifiers(tmp_path, rollouts))
+    (one,) = [one for one in found.results if one.name == "group_sizes"]
+    assert one.verdict == "unknown" and one.count == 4 and "cancelled" in one.needs

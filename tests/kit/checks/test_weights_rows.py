@@ -1,0 +1,178 @@
+"""Files of each trainer that records ids, sampled by a tiny policy and scored under its checkpoints: faults that are
+planted in the sampling are found and named, and clean files have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from squelch.kit.base.errors import UserError
+from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.run import check
+from squelch.kit.checks.weights import NAMES
+from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
+from squelch.kit.readers.formats import format_named
+from squelch.kit.readers.weights import WeightsRule
+from tests.kit.checks.bank import WRITERS, Rollout, run
+from tests.kit.checks.tiny import LENGTH, play, save_training
+
+ROWS = 16
+FORMS = ("nemo_rl", "slime", "verifiers")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The name of a form, and the folder of its trainer's checkpoints."""
+    folder, rule = tmp_path_factory.mktemp(request.param), rule_of(request.param)
+    save_training(folder, rule.folder, rule.first)
+    return request.param, folder
+
+
+def rule_of(form: str) -> WeightsRule:
+    found = format_named(form).weights
+    assert found is not None
+    return found
+
+
+def files(folder: Path, trained: tuple[str, Path], late: int = 0, temperature: float = 1.0, rows: int = ROWS) -> Path:
+    """Two steps in the trainer's form, sampled by the weights of `late` updates before."""
+    form, saved = trained
+    rule = rule_of(form)
+    rollouts = []
+    for step in (rule.first - rule.offset, rule.first - rule.offset + 1):
+        number = rule.sampled_by(step) - late
+        place = saved / ("base" if number < rule.first else rule.folder.format(number))
+        found = play(place, rows, step, temperature)
+        for k in range(rows):
+            ids, drawn = found.completions[k].tolist(), found.log_probs[k].tolist()
+            group = f"g{step * 10 + k // 4}"
+            own = Rollout(step, k // 4, k % 4, group, "2+2?", found.prompts[k].tolist(), [(ids, True)], "four", k % 2)
+            own.drawn = drawn
+            rollouts.append(own)
+    return WRITERS[form](folder, rollouts)
+
+
+def verdicts(path: Path, trained: tuple[str, Path], **claims: object) -> dict[str, str]:
+    found = check(path, checkpoints=trained[1], base=None, claims={"temperature": 1, "max_staleness": 0, **claims})
+    return {one.name: one.verdict for one in found.results if one.name in NAMES}
+
+
+def name_of_weights(form: str) -> str:
+    return "recorded_versions" if form == "verifiers" else "stale_weights"
+
+
+def test_files_of_a_clean_run_are_sound(trained: tuple[str, Path], tmp_path: Path) -> None:
+    found = verdicts(files(tmp_path, trained), trained, dtype="float32")
+    assert "fault" not in found.values()
+    assert found[name_of_weights(trained[0])] == "sound"
+    assert found["precision"] == "sound"
+    assert ("engine_against_trainer" in found) == (trained[0] == "nemo_rl")
+
+
+def test_files_of_a_run_whose_weights_came_late_are_stale(trained: tuple[str, Path], tmp_path: Path) -> None:
+    path = files(tmp_path, trained, late=1)
+    assert verdicts(path, trained)[name_of_weights(trained[0])] == "fault"
+    if trained[0] != "verifiers":
+        assert verdicts(path, trained, max_staleness=1)["stale_weights"] != "fault"
+
+
+def test_files_of_a_run_at_another_temperature_say_so(trained: tuple[str, Path], tmp_path: Path) -> None:
+    found = verdicts(files(tmp_path, trained, temperature=0.9), trained)
+    assert found["temperature"] == "fault"
+    assert found[name_of_weights(trained[0])] == "sound"
+    assert (
+        verdicts(files(tmp_path / "claimed", trained, temperature=0.9), trained, temperature=0.9)["temperature"]
+        == "sound"
+    )
+
+
+def test_engine_and_trainer_are_compared_without_checkpoints_too(tmp_path: Path) -> None:
+    """The bank's trainer is 0.003 nats below its engine; one at three times the temperature is another policy."""
+    rollouts = run(tasks=8)
+    healthy = check(WRITERS["nemo_rl"](tmp_path / "a", rollouts))
+    assert {one.name: one.verdict for one in healthy.results}["engine_against_trainer"] == "sound"
+    path = WRITERS["nemo_rl"](tmp_path / "b", rollouts)
+    for file in path.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["prev_logprobs"] = [[one / 3 - 0.5 for one in own] for own in row["prev_logprobs"]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (off,) = [one for one in check(path).results if one.name == "engine_against_trainer"]
+    assert off.verdict == "fault"
+    assert "--checkpoints" in off.needs
+
+
+def test_without_checkpoints_the_checks_of_weights_are_unknown(tmp_path: Path) -> None:
+    rows = WeightRows(None, None, Claims())
+    rows.offer({"prompt_ids": [1], "completion_ids": [2]}, "row 1", None)
+    assert {one.verdict for one in rows.results()} == {"unknown"}
+    assert all("--checkpoints" in one.needs for one in rows.results())
+    with pytest.raises(UserError, match=r"step_\{\}"):
+        WeightRows(tmp_path, None, Claims()).offer({"step": 3}, "row 1", format_named("nemo_rl"))
+    (tmp_path / "step_2").mkdir()
+    empty = WeightRows(tmp_path, None, Claims())
+    empty.offer({"prompt_ids": [1], "completion_ids": [2], "step": 3}, "row 1", format_named("nemo_rl"))
+    assert all("models in them" in one.needs for one in empty.results())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt_ids": [1], "completion_ids": []},
+        {"prompt_ids": [], "completion_ids": [1]},
+        {"prompt_ids": [1], "completion_ids": [-1]},
+        {"prompt_ids": [1], "completion_ids": ["x"]},
+        {"prompt_ids": [1], "completion_ids": [2**40]},
+        {"prompt": "no tokenizer", "completion": "is at hand"},
+    ],
+)
+def test_rows_without_usable_ids_are_left_out(row: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "step_2").mkdir()
+    rows = WeightRows(tmp_path, None, Claims())
+    rows.offer({**row, "step": 1}, "row 1", format_named("nemo_rl"))
+    assert {one.verdict for one in rows.results()} == {"unknown"}
+
+
+@pytest.mark.parametrize("logprobs", [[None] * LENGTH, [0.5], ["x"] * LENGTH, "no list"])
+def test_log_probabilities_that_are_none_are_not_recorded(logprobs: object, trained: tuple[str, Path]) -> None:
+    form, saved = trained
+    rows = WeightRows(saved, None, Claims(temperature=1.0, max_staleness=0))
+    rule = rule_of(form)
+    found = play(saved / "base", 8, 0)
+    for k in range(8):
+        ids = {"prompt_ids": found.prompts[k].tolist(), "completion_ids": found.completions[k].tolist()}
+        row = {**ids, "step": rule.first - rule.offset, "logprobs": logprobs}
+        rows.offer(row, f"row {k}", format_named(form))
+    results = {one.name: one for one in rows.results()}
+    assert results["recording_mode"].says == "No log-probabilities of the engine are recorded"
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        (Claims(), None),
+        (Claims(top_p=1.0), None),
+        (Claims(top_p=0.9), True),
+        (Claims(top_k=50), True),
+        (Claims(min_p=0.05), True),
+        (Claims(top_p=1.0, top_k=-1, min_p=0.0), False),
+    ],
+)
+def test_a_tail_is_whole_only_if_all_that_cut_it_are_known_to_be_off(claims: Claims, expected: bool | None) -> None:
+    assert cuts_tail(claims) is expected
+
+
+def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() -> None:
+    """`tests/earlier`: step 1 was sampled by the initial policy, and step 2 by weights that were not saved."""
+    run = Path(__file__).parents[2] / "earlier"
+    found = check(run / "run/groups", checkpoints=run / "run/checkpoints", base=run / "policy")
+    results = {one.name: one for one in found.results if one.name in NAMES}
+    verdicts = {name: one.verdict for name, one in results.items()}
+    sound = {name: "sound" for name in ("stale_weights", "recording_mode", "precision")}
+    assert verdicts == sound | {"temperature": "unknown"}
+    assert results["precision"].size is not None
+    assert results["precision"].size.value < 1e-6
+    assert results["temperature"].size is not None
+    assert results["temperature"].size.value == pytest.approx(1, abs=0.1)

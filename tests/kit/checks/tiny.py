@@ -1,0 +1,66 @@
+"""A tiny policy with the checkpoints of a training, and rows that it samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY, LENGTH = 64, 56
+
+
+class Played(NamedTuple):
+    """(rows, …): prompts, what was sampled after them, and its log-probabilities as it was drawn."""
+
+    prompts: torch.Tensor
+    completions: torch.Tensor
+    log_probs: torch.Tensor
+
+
+def tiny() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def step_of(model: Qwen2ForCausalLM, seed: int, size: float = 0.05) -> None:
+    """One training step."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+
+
+def save_training(folder: Path, name: str = "checkpoint-{}", first: int = 1, count: int = 3) -> None:
+    """A trainer's folder: the initial model in `base`, and a checkpoint after each of three updates."""
+    model = tiny()
+    model.save_pretrained(folder / "base")
+    for number in range(first, first + count):
+        step_of(model, number - first)
+        model.save_pretrained(folder / name.format(number))
+
+
+@torch.inference_mode()
+def play(folder: Path, rows: int, seed: int, temperature: float = 1.0) -> Played:
+    """Rows that the model in the folder samples."""
+    model = Qwen2ForCausalLM.from_pretrained(folder).eval()
+    generator = torch.Generator().manual_seed(seed)
+    prompts = ids = torch.randint(0, VOCABULARY, (rows, 4), generator=generator)
+    values = []
+    for _ in range(LENGTH):
+        log_probs = (model(ids).logits[:, -1] / temperature).log_softmax(-1)
+        drawn = log_probs.exp().multinomial(1, generator=generator)
+        ids, values = torch.cat([ids, drawn], 1), [*values, log_probs.gather(1, drawn)]
+    return Played(prompts, ids[:, 4:], torch.cat(values, 1).double())
