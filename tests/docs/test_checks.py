@@ -1,4 +1,4 @@
-"""The page of checks says what the catalogue says, and the catalogue names formats and checks that exist."""
+"""The pages of checks say what the catalogue says, and the catalogue names formats and checks that exist."""
 
 from docs.writers import checks as writer
 from squelch.kit.checks.catalogue import checks
@@ -7,9 +7,10 @@ from squelch.kit.readers.formats import FORMATS
 from tests.kit.checks.bank import run, verl
 
 
-def test_the_page_is_what_the_catalogue_says() -> None:
-    text = writer.PAGE.read_text(encoding="utf-8")
-    assert writer.with_parts(text) == text, "run: python -m docs.writers.checks"
+def test_the_pages_are_what_the_catalogue_says() -> None:
+    guide = writer.GUIDE.read_text(encoding="utf-8")
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "run: python -m docs.writers.checks"
+    assert writer.with_table(guide) == guide, "run: python -m docs.writers.checks"
 
 
 def test_each_entry_names_formats_that_exist_and_what_it_needs_of_some_of_them() -> None:

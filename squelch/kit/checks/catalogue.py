@@ -1,7 +1,7 @@
 """Reads the catalogue of checks, `catalogue.yaml`. Pure.
 
 group_sizes:                     # the check's name
-  of: ...                        # what it compares, for docs/guide/check-a-run.md
+  of: ...                        # what it compares, for docs/reference/checks.md
   causes: ...                    # what usually causes a fault
   change: ...                    # what to do
   cannot: ...                    # what it cannot tell
@@ -22,7 +22,7 @@ from typing import Any
 from squelch.kit.untrusted.text import parse_yaml
 
 PATH = Path(__file__).with_suffix(".yaml")
-PAGE = "docs/guide/check-a-run.md"
+PAGE = "docs/reference/checks.md"
 
 
 @dataclass(frozen=True)

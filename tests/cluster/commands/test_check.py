@@ -161,7 +161,7 @@ def test_a_fault_of_files_is_printed_like_a_critical_finding_and_unknown_says_wh
     code, text = checked(capsys, place)
     assert code == 1 and "1 fault in " in text and "group_sizes (fault, since step 1)" in text
     assert (
-        "  usual causes: a batch that ends within a group" in text and "  docs/guide/check-a-run.md#group_sizes" in text
+        "  usual causes: a batch that ends within a group" in text and "  docs/reference/checks.md#group_sizes" in text
     )
     assert "example: 1.jsonl row 21: 3 of 4 rollouts" in text and "  size: 0.1667 [" in text
     assert "unknown  prompts_lost" in text and "; needs --data PROMPTS" in text
