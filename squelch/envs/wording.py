@@ -40,7 +40,6 @@ class Rng(Protocol):
 
     def random(self) -> float:
         """The next number in [0, 1)."""
-        ...
 
 
 class DemonstrationQuality(Settings):

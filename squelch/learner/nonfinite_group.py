@@ -37,19 +37,16 @@ class Learner(Protocol):
     @property
     def config(self) -> LearnerConfig:
         """The settings."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """The device of its collectives."""
-        ...
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
 
     def backward(self, batches: Sequence[Batch], terms: StepTerms) -> tuple[float, float, float]:
         """Adds the gradients of micro-batches. The gradient norm, loss and critic's gradient norm, over all ranks."""
-        ...
 
 
 class Search:

@@ -83,16 +83,13 @@ class Format(Protocol):
     @property
     def followers(self) -> tuple[str, ...]:
         """Roles of messages that `extend` takes."""
-        ...
 
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """(num_tokens,) int32: the conversation and the opening of the assistant's turn. Raises ValueError for what the
         format cannot show, ToolsRefused where the tools are at fault."""
-        ...
 
     def shown_reasoning(self, messages: Sequence[Message], tools: Tools = None) -> frozenset[int]:
         """The indices of the messages whose reasoning (the field `reasoning_content`) `render` shows."""
-        ...
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """(num_tokens,) int32: what follows a sampled turn, up to the opening of the next one. It begins with the end
@@ -101,41 +98,32 @@ class Format(Protocol):
         `fed`: all ids before the turn; `messages`: of roles in `followers`. Raises ValueError for messages that cannot
         follow a turn.
         """
-        ...
 
     def begins_inside(self, fed: Ids) -> bool | None:
         """Whether a turn behind these ids begins inside of its reasoning; None if the format has none."""
-        ...
 
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """What a sampled turn says; `fed`: all ids before it; `tools`: those that the prompt shows."""
-        ...
 
     def reasoning_of(self, sampled: Ids, said: Parsed) -> tuple[int, int]:
         """(start, end) of the reasoning that a run records of a turn: what `parse` found, or what stands before the
         answer, or the whole turn (`model.reasoning`)."""
-        ...
 
     def answer_end(self, ids: Ids) -> int | None:
         """Number of ids up to the end of the answer, among the ids sampled from the end of the reasoning on; None
         without an answer."""
-        ...
 
     def text(self, ids: Ids) -> str:
         """As `ModelTokens.text`."""
-        ...
 
     def completion_text(self, ids: Ids) -> str:
         """As `ModelTokens.completion_text`."""
-        ...
 
     def encode(self, text: str) -> np.ndarray:
         """As `ModelTokens.encode`."""
-        ...
 
     def check(self, texts: list[str]) -> None:
         """As `ModelTokens.check`."""
-        ...
 
 
 FOLLOWERS = ("user", "tool")

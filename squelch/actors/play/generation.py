@@ -58,15 +58,12 @@ class Port(Protocol):
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         """As `RolloutWorker.submit`."""
-        ...
 
     async def collect(self, client: str, timeout_s: float) -> list[Completion]:
         """As `RolloutWorker.collect`."""
-        ...
 
     async def abort(self, client: str, request_ids: list[str]) -> None:
         """As `RolloutWorker.abort`."""
-        ...
 
 
 @dataclass

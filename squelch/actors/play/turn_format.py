@@ -34,15 +34,12 @@ class TurnFormat(Protocol):
 
     def first(self, messages: list[Message]) -> NextIds:
         """The first prompt. Raises ValueError for what the format cannot show."""
-        ...
 
     def reasoning_of(self, ids: np.ndarray) -> tuple[int, int]:
         """(start, end) of the reasoning in a sampled turn."""
-        ...
 
     def following(self, message: Message, closed: bool) -> NextIds:
         """What is fed behind that turn. `closed`: whether it ended with its end of turn."""
-        ...
 
 
 class SquelchTurns:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import INK, PALETTE
 from squelch.cluster.report.compare import TOGETHER
-from squelch.cluster.report.dynamics import line_of
-from squelch.cluster.report.points import Row, grouped, over_steps
+from squelch.cluster.report.points import Row, grouped, line_of, over_steps
 from squelch.cluster.report.runs import LONGEST_WORD, Arm, Study
 from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
 from squelch.kit.process.terminal import one_line

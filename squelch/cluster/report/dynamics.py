@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import INK
 from squelch.cluster.report.compare import Comparison, comparisons
-from squelch.cluster.report.points import Row, over_steps
+from squelch.cluster.report.points import Row, line_of, over_steps
 from squelch.cluster.report.runs import Study
 
 if TYPE_CHECKING:
@@ -98,16 +98,3 @@ def _panel(panel: Axes, rows: Sequence[Row], comparison: Comparison, key: str, l
         panel.margins(y=0.1)
     if key == RETRIEVAL and (chances := [row["mean"] for row in own if row["figure"] == CHANCE]):
         draw.reference(panel, sum(chances) / len(chances), "chance")
-
-
-def line_of(points: Sequence[Mapping[str, Any]], label: str, colour: str) -> draw.Line:
-    """The points of one arm as a line; it has an interval if every point has one."""
-    banded = bool(points) and all(point["low"] is not None for point in points)
-    return draw.Line(
-        label,
-        [point["step"] for point in points],
-        [point["mean"] for point in points],
-        colour,
-        [point["low"] for point in points] if banded else (),
-        [point["high"] for point in points] if banded else (),
-    )

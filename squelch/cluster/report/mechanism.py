@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
 from squelch.cluster.report.compare import arm_colours
-from squelch.cluster.report.points import Row, bin_width, grouped, mean_between, with_interval
+from squelch.cluster.report.points import Row, bin_width, grouped, line_of, mean_between, with_interval
 from squelch.cluster.report.runs import Arm, Study
 
 if TYPE_CHECKING:
@@ -56,19 +56,13 @@ def draw_gradients(rows: Sequence[Row], study: Study) -> Figure:
     arms = list(grouped(rows, "environment", "arm").items())[:MOST_ARMS]
     figure, panels = draw.tiled(len(arms), 2, height=2.4)
     for panel, ((environment, arm), own) in zip(panels, arms, strict=True):
-        draw.lines(panel, [_gradient_line(own, part) for part in GRADIENTS], markers=True)
+        parts = {part: [row for row in own if row["part"] == part] for part in GRADIENTS}
+        drawn = [line_of(rows, *GRADIENTS[part], "bucket") for part, rows in parts.items()]
+        draw.lines(panel, drawn, markers=True)
         panel.set_ylim(bottom=0)
         panel.set_xticks(list(BUCKETS), [f"Q{bucket}" for bucket in BUCKETS])
         draw.heading(panel, f"{environment}, {arm}", "bucket of reward variance, lowest first", "gradient norm")
     return draw.finish(figure)
-
-
-def _gradient_line(rows: Sequence[Row], part: str) -> draw.Line:
-    label, colour = GRADIENTS[part]
-    own = [row for row in rows if row["part"] == part]
-    banded = bool(own) and all(row["low"] is not None for row in own)
-    low, high = ([row[end] for row in own] if banded else () for end in ("low", "high"))
-    return draw.Line(label, [row["bucket"] for row in own], [row["mean"] for row in own], colour, low, high)
 
 
 def phases(study: Study) -> list[Row]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
-from squelch.cluster.report.points import Row, grouped, last_value, with_interval
+from squelch.cluster.report.points import Row, grouped, last_value, line_of, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
 from squelch.cluster.setting_keys import of_each, unplaced
 from squelch.kit.diagnosis.grounding import spearman
@@ -218,7 +218,8 @@ def _noise_colours(families: Sequence[str]) -> list[str]:
 
 def _noise_line(rows: Sequence[Row], family: str, colour: str) -> draw.Line:
     levels = sorted({row["noise"] for row in rows if row["others"] == family})
-    points = [with_interval([r["success"] for r in rows if r["others"] == family and r["noise"] == x]) for x in levels]
-    banded = all(point["low"] is not None for point in points)
-    low, high = ([point[end] for point in points] if banded else () for end in ("low", "high"))
-    return draw.Line(family, levels, [point["mean"] for point in points], colour, low, high)
+    points = [
+        {"noise": level} | with_interval([r["success"] for r in rows if (r["others"], r["noise"]) == (family, level)])
+        for level in levels
+    ]
+    return line_of(points, family, colour, "noise")

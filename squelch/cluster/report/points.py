@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from squelch.cluster.plots.draw import Line
 from squelch.cluster.report.runs import Arm, Run
 from squelch.cluster.runs import peak
 from squelch.cluster.sweep.table import t_interval
@@ -88,6 +89,13 @@ def mean_between(run: Run, key: str, first: float, last: float) -> float | None:
     """A figure's mean over the steps in [first, last]; None if it has none."""
     known = [value for step, value in run.series(key).items() if first <= step <= last]
     return statistics.fmean(known) if known else None
+
+
+def line_of(points: Sequence[Mapping[str, Any]], label: str, colour: str, across: str = "step") -> Line:
+    """The points as a line over their values of `across`; it has an interval if every point has one."""
+    banded = bool(points) and all(point["low"] is not None for point in points)
+    low, high = ([point[end] for point in points] if banded else () for end in ("low", "high"))
+    return Line(label, [point[across] for point in points], [point["mean"] for point in points], colour, low, high)
 
 
 def with_interval(values: Sequence[float | None]) -> Row:

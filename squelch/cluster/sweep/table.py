@@ -103,7 +103,8 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
     bases, entries = _unfiltered(plan), list[dict[str, Any]]()
     for arm, own in zip(plan.arms, by_arm, strict=True):
-        metrics = {name: t_interval([row[name] for row in own.values() if row.get(name) is not None]) for name in NAMES}
+        rows = own.values()
+        metrics = {n: t_interval([v for row in rows if (v := row.get(n)) is not None]) for n in NAMES}
         less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
         asked = sum(cell.arm is arm for cell in plan.cells)
         base = bases.get(arm.label)

@@ -98,15 +98,12 @@ class Served(Protocol):
 
     def reset(self, split: str, seed: int, noise_seed: int) -> tuple[Observation, str | None, str | None]:
         """Start a task; returns (observation, digest of the task's content or None, kind of task or None)."""
-        ...
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, bool]:
         """Play an action; returns (observation, reward, terminated, truncated, success)."""
-        ...
 
     def close(self) -> None:
         """Free what the environment holds."""
-        ...
 
 
 class Refused(Exception):

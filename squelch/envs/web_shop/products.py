@@ -80,15 +80,12 @@ class Catalogue(Protocol):
     @property
     def index(self) -> Index:
         """The index of the products' texts."""
-        ...
 
     def product(self, row: int) -> Product:
         """The product in a row of the index."""
-        ...
 
     def goal(self, seed: int, split: Split) -> Goal:
         """The goal of `seed` in a split."""
-        ...
 
 
 def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal) -> float:

@@ -52,33 +52,26 @@ class Store(Protocol):
 
     def put(self, key: str) -> AbstractContextManager[BinaryIO]:
         """A file to write to. It replaces the file at `key` when the `with` block ends, but not if the block raises."""
-        ...
 
     def create(self, key: str, data: bytes) -> bool:
         """Writes a small file unless there is one at `key`; of several writers at once exactly one succeeds. Returns
         whether this call has written the file."""
-        ...
 
     def get(self, key: str) -> BinaryIO:
         """The file's bytes, seekable. Raises FileNotFoundError if there is no file, and Unreadable for no regular
         file."""
-        ...
 
     def list(self, prefix: str = "") -> list[str]:
         """The keys that begin with `prefix`, sorted, without partly written files."""
-        ...
 
     def delete(self, key: str) -> None:
         """Removes a file; does nothing if there is none."""
-        ...
 
     def stat(self, key: str) -> Stat | None:
         """The file's size and time; None if there is no file."""
-        ...
 
     def where(self, key: str = "") -> str:
         """The file's full name, for messages; without a key, the store's name."""
-        ...
 
 
 @dataclass(frozen=True)

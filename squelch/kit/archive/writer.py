@@ -72,17 +72,14 @@ class DecisionLike(Protocol):
     @property
     def score(self) -> float | None:
         """The filter's statistic; None if the group was refused."""
-        ...
 
     @property
     def decision(self) -> str:
         """`kept`, `dropped` or `refused`."""
-        ...
 
     @property
     def reason(self) -> str:
         """The decision's reason in words."""
-        ...
 
 
 class Archive:

@@ -41,7 +41,6 @@ class PathEngine(Protocol):
         pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> list[list[np.ndarray]]:
         """As `CrossScorer.path_sums`."""
-        ...
 
 
 class Engine(PathEngine, Protocol):
@@ -57,7 +56,6 @@ class Engine(PathEngine, Protocol):
         pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> np.ndarray:
         """As `CrossScorer.matrix`."""
-        ...
 
 
 @dataclass(frozen=True)
