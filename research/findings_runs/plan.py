@@ -86,7 +86,7 @@ FAULTS: Mapping[str, Fault] = {
     "rate": Fault(
         "frozenlake",
         {**UNFILTERED, "learner.optimizer.learning_rate": 6e-3, "validation.every": 10},
-        *(30, 4.0, ("updates_clipped", "success_collapsed")),
+        *(30, 4.0, ("updates_clipped", "validation_falls", "success_collapsed")),
     ),
     "stale": Fault(
         "frozenlake",
