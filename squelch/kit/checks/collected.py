@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.base.errors import bad_files_are_the_users
+from squelch.kit.api.messages import REASONING_FIELDS
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import MOST_EXAMPLES
@@ -216,6 +217,9 @@ def _take(
     readable = row.get("failed") is None and row.get("untold") is None and small
     row = whole(row) if readable else row
     learned = row["learned"]() if readable and row.get("learned") is not None else None
+    known = (row.get("prompt_ids"), row.get("completion_ids")) if learned is None else (learned["ids"],)
+    for ids in known:
+        _require_ids(ids, read.where)
     prompt = _digest(_prompt(row)) if readable else None
     if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
         prompt = digest(list(learned["ids"][: learned["start"]]))
@@ -252,6 +256,18 @@ def _take(
         before.cut, before.failed = before.cut or member.cut, before.failed or member.failed
     elif is_first and readable:
         sampler.offer(where, row, learned)
+
+
+def _require_ids(ids: Any, where: str) -> None:
+    """UserError unless these are token ids, or none."""
+    if not isinstance(ids, list) or not ids:
+        return
+    try:
+        numbers = np.array(ids)
+    except ValueError:  # lists of several lengths
+        numbers = np.empty(0)
+    if numbers.ndim != 1 or numbers.dtype.kind != "i" or numbers.min() < 0:
+        raise UserError(f"{where}: its token ids must be a list of whole numbers from 0")
 
 
 def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:
@@ -306,7 +322,7 @@ def text_of(said: Any) -> str | None:
     if not isinstance(said, Sequence) or isinstance(said, bytes):
         return None
     messages = [one for one in said if isinstance(one, Mapping) and one.get("role", "assistant") == "assistant"]
-    parts = [one.get(key) for one in messages for key in ("reasoning_content", "content", "tool_calls")]
+    parts = [one.get(key) for one in messages for key in (*REASONING_FIELDS, "content", "tool_calls", "function_call")]
     return " ".join(str(one) for one in parts if one) if messages else None
 
 
