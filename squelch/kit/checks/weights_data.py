@@ -68,7 +68,8 @@ class Sample:
         recorded: whether `claimed` comes from versions that the engine recorded.
         engine: the log-probabilities that the engine recorded, as long as `completion`, NaN where there is none.
         trainer: those that the trainer computed for the same tokens before its update.
-        exact: whether the ids are those that were sampled, and no text encoded again.
+        exact: whether the completion's ids are those that were sampled, and no text encoded again.
+        fed: whether the prompt's are those that were fed.
     """
 
     row: str
@@ -82,6 +83,7 @@ class Sample:
     engine: np.ndarray | None = None
     trainer: np.ndarray | None = None
     exact: bool = True
+    fed: bool = True
 
     @cached_property
     def mask(self) -> np.ndarray:
