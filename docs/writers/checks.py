@@ -38,8 +38,15 @@ def _cell(one: Check, name: str) -> str:
 def _sections() -> Iterator[str]:
     for one in checks().values():
         yield f"### {one.name}\n"
-        yield f"- What it looks at: {one.of}.\n- Usual causes: {one.causes}.\n- What to do: {one.change}.\n- It cannot {one.cannot}."
-        yield f"- How often it is wrong about a healthy run: {one.errs}.\n- What it needs to see a fault: {one.power}.\n"
+        said = {
+            "What it looks at": one.of,
+            "Usual causes": one.causes,
+            "What to do": one.change,
+            "It cannot": one.cannot,
+            "How often it is wrong about a healthy run": one.errs,
+            "What it needs to see a fault": one.power,
+        }
+        yield "".join(f"- {name}{'' if name == 'It cannot' else ':'} {text}.\n" for name, text in said.items())
 
 
 def main() -> None:

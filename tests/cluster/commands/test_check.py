@@ -14,6 +14,7 @@ from squelch.kit.archive.writer import Archive
 from squelch.kit.findings.finder import Finding
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import plain
+from tests.kit.checks.bank import by_step, run, verl
 
 
 def a_run(folder: Path, **metrics: float) -> Path:
@@ -148,3 +149,39 @@ def test_what_is_neither_a_run_nor_a_file_is_refused_and_so_is_an_unknown_name(
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert main(["check", str(completions(tmp_path / "files", right=0.5)), "--ignore", "one_txt"]) == 2
     assert "did you mean `one_text`" in capsys.readouterr().err
+
+
+def test_a_fault_of_files_is_printed_like_a_critical_finding_and_unknown_says_what_would_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollouts = run()
+    for own in by_step(rollouts).values():
+        rollouts.remove(own[-1])
+    place = str(verl(tmp_path, rollouts))
+    code, text = checked(capsys, place)
+    assert code == 1 and "1 fault in " in text and "group_sizes (fault, since step 1)" in text
+    assert (
+        "  usual causes: a batch that ends within a group" in text and "  docs/guide/check-a-run.md#group_sizes" in text
+    )
+    assert "example: 1.jsonl row 21: 3 of 4 rollouts" in text and "  size: 0.1667 [" in text
+    assert "unknown  prompts_lost" in text and "; needs --data PROMPTS" in text
+    code, text = checked(capsys, place, "--json", "--ignore", "group_sizes")
+    found = {one["name"]: one for one in json.loads(text)["checks"]}
+    assert code == 0 and "group_sizes" not in found and found["rewards_missing"]["verdict"] == "sound"
+    assert main(["check", place, "--claim", "group_sise=4"]) == 2
+    assert "Did you mean 'group_size'?" in capsys.readouterr().err
+
+
+def test_a_run_of_our_own_is_checked_with_its_settings_and_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parents[2] / "earlier" / "run", tmp_path / "run"))
+    code, text = checked(capsys, str(folder), "--json")
+    found = {one["name"]: one for one in json.loads(text)["checks"]}
+    assert code == 0 and not [one for one in found.values() if one["verdict"] == "fault"]
+    assert found["claims"]["says"].startswith(
+        "The run claims: group_size 4 (config.yaml), temperature 1.0 (config.yaml)"
+    )
+    exact = ("group_sizes", "mixed_groups", "equal_completions", "rewards_missing", "failures_as_rewards",
+             "fed_tokens_learned", "sampled_tokens_unlearned", "logprobs_impossible", "prompt_start")  # fmt: skip
+    assert {found[name]["verdict"] for name in exact} == {"sound"}
