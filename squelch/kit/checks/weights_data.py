@@ -109,11 +109,13 @@ class WeightClaims:
         temperature: of the sampling.
         cuts_tail: whether top_p, top_k or min_p cut the distributions. False only if all three are known to be off.
         dtype: in which the engine computes: "float32", "bfloat16" or "float16".
+        max_staleness: updates by which weights may be late; samples' `claimed` has it already.
     """
 
     temperature: float | None = None
     cuts_tail: bool | None = None
     dtype: str | None = None
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ counts checkpoints; else that of its step, or of as many steps before as stalene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from squelch.kit.readers.formats import Format
 from squelch.kit.readers.weights import WeightsRule
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from squelch.kit.checks.claims import Claims
-    from squelch.kit.checks.encoding import Coder
 
 COUNT_AS_CHECKPOINTS = frozenset({"verifiers", "areal"})
 """Formats whose recorded versions the rule of their checkpoints counts too. slime counts the engine's updates."""
@@ -42,6 +43,19 @@ STALE_BY_DEFAULT: Mapping[str, int] = {"slime": 1}
 """Steps by which the rows of a healthy run may be late where nothing claims a staleness: slime has an asynchronous
 script and says nowhere which one ran."""
 TRAINERS = "files of a trainer that numbers its checkpoints, or token ids"
+
+
+class Encoder(Protocol):
+    """The part of `encoding.Coder` that is used here."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Encodes texts."""
+        ...
+
+    def rendered(self, conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Any]]) -> list[list[int] | None]:
+        """The ids of each conversation, which is messages and the schemas of their tools; None for one without."""
+        ...
 
 
 class WeightRows:
@@ -62,7 +76,7 @@ class WeightRows:
         checkpoints: Path | None,
         base: Path | None,
         claims: Claims,
-        coder: Coder | None = None,
+        coder: Encoder | None = None,
         *,
         most_tokens: int | None = None,
         seed: int = 0,
@@ -94,7 +108,8 @@ class WeightRows:
 
     def results(self) -> list[Result]:
         """What the checks say; UserError if a checkpoint cannot be loaded."""
-        claims = WeightClaims(self._claims.temperature, cuts_tail(self._claims), self._claims.dtype)
+        own = self._claims
+        claims = WeightClaims(own.temperature, cuts_tail(own), own.dtype, own.max_staleness)
         samples = self._samples()
         if self._checkpoints is None and self._base is None:
             return check_weights(None, claims, CHECKPOINTS, samples)
@@ -204,7 +219,7 @@ def _are_messages(said: Any) -> bool:
     return isinstance(said, list) and bool(said) and all(isinstance(one, dict) and "role" in one for one in said)
 
 
-def _are_ids(values: Any) -> bool:
+def _are_ids(values: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(values, list) and bool(values) and all(isinstance(one, int) and 0 <= one < 2**31 for one in values)
     )
