@@ -48,7 +48,7 @@ class StepSet:
     Attributes:
         step: None where the files say none.
         claimed: names of the checkpoints that the run claims; those around them where none of them was saved.
-        saved: whether one of the claimed checkpoints was saved for every row.
+        saved: whether all claimed checkpoints were saved, for every row.
         fits: names of the checkpoints that are not excluded.
         kl: divergence from the claimed weights of the nearest others that are not excluded, or else of those that are
             hardest to exclude, nats a token; None if there are no others.
@@ -239,7 +239,9 @@ def _fault(
             f"The rows fit {_whom(weighing, best)}, and not the weights that sampled them by {source}: "
             f"{_evidence(best)} over {_tokens(best)} ({_divergence(best)})"
         )
-        if len(faulty) < of:
+        if name == "stale_weights" and weighing.claims.max_staleness is None:
+            says += ". An asynchronous run may allow that: --claim max_staleness=N"
+        elif len(faulty) < of:
             says += f"; {count} of {of} steps show it alone"
     return Result(name, "fault", says, count or of, of, size, examples, step=_first(faulty or steps))
 
@@ -293,7 +295,7 @@ def _whom(weighing: Weighing, one: Comparison) -> str:
 
 
 def _set_in_words(one: StepSet) -> str:
-    enclosed = "" if one.saved else ", which stand for one that was not saved"
+    enclosed = "" if one.saved else ", which stand for what was not saved"
     needed = "" if one.kl is None else f"; {_kl(one.kl)}, {one.tokens:,} tokens had, {_count(one.needed)} needed by ids"
     return f"claimed: {', '.join(one.claimed)}{enclosed}; not excluded: {', '.join(one.fits) or 'none'}{needed}"
 

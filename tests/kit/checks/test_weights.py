@@ -98,7 +98,7 @@ def test_steps_whose_checkpoint_was_not_saved_fit_what_encloses_them() -> None:
     found = named(check_weights(clean, PLAIN), "stale_weights")
     assert found.verdict == "sound", found.says
     assert "saved before and after" in found.says
-    assert "claimed: checkpoint-10, checkpoint-30, which stand for one that was not saved" in found.examples[0].text
+    assert "claimed: checkpoint-10, checkpoint-30, which stand for what was not saved" in found.examples[0].text
     stale = run_of(world, rng, {20: 0}, own([20]), rollouts=60, length=100)
     assert named(check_weights(stale, PLAIN), "stale_weights").verdict == "fault"
 
@@ -124,6 +124,25 @@ def test_allowed_staleness_is_no_fault_even_if_it_differs_from_row_to_row() -> N
     assert [one.verdict for one in results] == ["sound", "sound"], results
     beyond = run_of(world, rng, {30: 10}, {30: (20, 30)}, rollouts=80, length=100)
     assert named(check_weights(beyond, PLAIN), "stale_weights").verdict == "fault"
+
+
+def test_a_range_of_claims_whose_ends_were_not_saved_has_the_nearest_that_were() -> None:
+    """Allowed are 15 to 25, saved are 10, 20 and 30: rows of 15 or 25 may be nearer to 10 or 30 than to 20."""
+    tables = path([0, 10, 15, 20, 25, 30])
+    ends = tables.pop(15), tables.pop(25)
+    world = World(tables)
+    for seed, sampled in enumerate(ends):
+        scores = run_of(world, np.random.default_rng(seed), {20: sampled}, {20: (15, 25)}, rollouts=60, length=100)
+        found = named(check_weights(scores, PLAIN), "stale_weights")
+        assert found.verdict != "fault", found.says
+        assert "claimed: checkpoint-10, checkpoint-20, checkpoint-30" in found.examples[0].text
+
+
+def test_a_lag_that_no_run_was_asked_about_names_the_claim_that_allows_it() -> None:
+    stale = run_of(WORLD, np.random.default_rng(0), {20: 10}, own([20]), rollouts=60, length=100)
+    asked, claimed = PLAIN, WeightClaims(1.0, False, max_staleness=0)
+    says = [named(check_weights(stale, one), "stale_weights").says for one in (asked, claimed)]
+    assert ["max_staleness=N" in one for one in says] == [True, False]
 
 
 def test_recorded_values_of_a_float32_engine_tell_a_step_that_ids_never_would() -> None:
