@@ -19,7 +19,7 @@ import numpy as np
 
 from squelch.kit.api.messages import REASONING_FIELDS
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
-from squelch.kit.base.values import digest, first, known_id
+from squelch.kit.base.values import digest, first, known_id, object_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
@@ -247,7 +247,9 @@ def _take(
     if learned is not None and not member.text:
         member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), "")
     own = row.get("group") if known_id(row.get("group")) else prompt
-    key = digest([row.get("step"), str(row.get("run")), str(own) if own is not None else where])
+    is_named = known_id(object_of(read.record.get("group")).get("id"))  # its members may begin with different weights
+    step = None if is_named else row.get("step")
+    key = digest([step, str(row.get("run")), str(own) if own is not None else where])
     group = found.groups.setdefault(key, Group(row.get("step"), where))
     rollout = digest(str(row["rollout"])) if known_id(row.get("rollout")) else digest([where, len(group.members)])
     before = group.members.setdefault(rollout, member)
