@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.api.messages import REASONING_FIELDS
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id, object_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
@@ -38,6 +37,8 @@ SAMPLED = 200
 """Rollouts that are kept whole."""
 MOST_LOGPROB = 0.02
 """A log-probability is at most 0; numbers of 16 bits may be above it by their rounding."""
+SPOKEN = ("reasoning_content", "thinking", "reasoning", "content", "tool_calls", "function_call")
+"""Keys of a message under which something was said."""
 KEPT_TEXT = 400
 """Characters of a text that are kept to look for the text of an error."""
 
@@ -324,7 +325,7 @@ def text_of(said: Any) -> str | None:
     if not isinstance(said, Sequence) or isinstance(said, bytes):
         return None
     messages = [one for one in said if isinstance(one, Mapping) and one.get("role", "assistant") == "assistant"]
-    parts = [one.get(key) for one in messages for key in (*REASONING_FIELDS, "content", "tool_calls", "function_call")]
+    parts = [one.get(key) for one in messages for key in SPOKEN]
     return " ".join(str(one) for one in parts if one) if messages else None
 
 

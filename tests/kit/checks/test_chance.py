@@ -40,7 +40,7 @@ def drawn(rng: np.random.Generator, policy: np.ndarray) -> list[list[Member]]:
 
 
 @pytest.mark.parametrize("shape", [0.02, 0.3, 3.0])
-@pytest.mark.parametrize("texts", [30, 3000, 300_000])
+@pytest.mark.parametrize("texts", [30, 3000, 50_000])
 def test_equal_completions_of_any_policy_are_hardly_ever_a_fault(shape, texts) -> None:
     rng, faults = np.random.default_rng([texts, int(100 * shape)]), 0
     for _ in range(RUNS // 10):
