@@ -213,8 +213,23 @@ def off_policy_masked(rollouts: list[Rollout]) -> None:
         one.learned = [own and place > 4 for place, own in enumerate(one.sampled)]
 
 
+def small_evaluation(rollouts: list[Rollout]) -> None:
+    """A step of few groups of another size, as TRL writes evaluations."""
+    last = [one for one in rollouts if one.step == 6 and not one.validation and one.task < 2]
+    rollouts[:] = [one for one in rollouts if one.step < 6 or one.validation] + [one for one in last if one.member < 2]
+    with_advantages(rollouts)
+
+
+def late_members(rollouts: list[Rollout]) -> None:
+    """Groups whose last members newer weights sampled."""
+    for one in rollouts[2:40:12]:
+        one.step += 1
+
+
 HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "a prompt twice in a step": (twice_in_a_step, tuple(WRITERS)),
+    "an evaluation of another size": (small_evaluation, ("trl",)),
+    "groups that two versions sampled": (late_members, ("verifiers",)),
     "groups dropped whole": (dynamic_sampling, tuple(WRITERS)),
     "a second epoch": (second_epoch, tuple(WRITERS)),
     "failed rollouts": (failures, ("slime", "verifiers", "squelch")),
