@@ -214,6 +214,16 @@ class Weighing:
             return Comparison(tuple(others), "claimed", kl, len(own), for_claimed, recorded)
         return Comparison(tuple(others), "", kl, len(own), against, recorded)
 
+    def excludes(self, of: Sequence[int], best: int, other: int, threshold: float) -> bool:
+        """Whether samples that fit one candidate exclude another. `threshold`: as of `compare`."""
+        if self.recording_temperature is not None:
+            pair = (self.values(of, [c] * len(of), self.recording_temperature) for c in (best, other))
+            found = slope(self.engine(of), *pair, self.rollouts(of))
+            if found.decides:
+                return found.is_first
+        null, rival = (self._sum(of, [c] * len(of)) for c in (other, best))
+        return log_evidence(null, [rival], self.claims.temperature) >= threshold
+
     def are_same(self, of: Sequence[int], others: Sequence[int]) -> bool:
         """Whether others say what the claimed weights say."""
         pairs = [(s, c) for s, c in zip(of, others, strict=True) if self.claimed[s] and c not in self.claimed[s]]
