@@ -27,7 +27,7 @@ from squelch.kit.findings.view import Example
 
 FEWEST = 3
 """Groups of unequal rewards from which on a rule is looked for."""
-MOST = 0.5
+MOST = 0.8
 """Share of the groups that a rule explains which is the file's."""
 BY_PROMPT = ("trl", "nemo_rl")
 """Formats that name no group, so that groups of one prompt in a step are told apart by their order alone."""
@@ -88,8 +88,11 @@ def advantages(found: Collected, claims: Claims) -> Result:
     if len(told) < FEWEST:
         says = f"{len(told)} groups have advantages that differ"
         return Result(name, "unknown", says, needs=f"advantages of {FEWEST} groups of unequal rewards")
-    weights = _weights(told, claims)
     rounding = _rounding(told)
+    weights = _weights(told, claims, rounding)
+    if weights is None:
+        says = f"No weights of the {told[0].rewards.shape[1]} rewards give the advantages of most of {len(told)} groups"
+        return Result(name, "unknown", says, of=len(told), needs="--claim reward_weights=W,W,... by the rewards' names")
     ways = _ways(known, weights)
     fitting = [_rules(one, ways[id(one)], rounding) for one in told]
     counts = Counter(rule for rules in fitting for rule in rules)
@@ -99,8 +102,8 @@ def advantages(found: Collected, claims: Claims) -> Result:
     if not wrong:
         return Result(name, "sound", f"The rule {rule} gives the advantages of all {len(told)} groups", of=len(told))
     says = f"The rule {rule or 'of no trainer'} gives the advantages of {share:.0%} of {len(told)} groups"
-    is_open = claims.reward_weights is None and told[0].rewards.shape[1] > 1
-    if share < MOST and not claims.advantage and (found.name not in FIXED or is_open):
+    is_open = found.name not in FIXED or (claims.reward_weights is None and told[0].rewards.shape[1] > 1)
+    if share < MOST and not claims.advantage and is_open:
         needs = "--claim advantage=RULE, of a rule that this check knows, and --claim reward_weights=W,W,..."
         return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
     if not rule or (share < MOST and not claims.advantage):
@@ -135,25 +138,45 @@ def _chunks(members: Sequence[Member], size: int) -> list[Sequence[Member]]:
     return [members[at : at + size] for at in range(0, len(members), size)]
 
 
-def _weights(known: Sequence[_Known], claims: Claims) -> np.ndarray:
-    """(k,) the weights of the rewards: the claimed ones, ones if they explain the advantages, or those that do."""
+def _weights(known: Sequence[_Known], claims: Claims, rounding: float) -> np.ndarray | None:
+    """(k,) the weights of the rewards: the claimed ones, ones if they explain the advantages, or those that explain
+    most groups; None if none do."""
     count = known[0].rewards.shape[1]
     if claims.reward_weights is not None and len(claims.reward_weights) == count:
         return np.array(claims.reward_weights)
-    ones = np.ones(count)
-    if count == 1 or all(_unexplained(one, ones) < 1e-4 for one in known):
+    ones, most = np.ones(count), max(1e-4, 4 * rounding)
+    if count == 1 or all(_unexplained(one, ones) <= most for one in known):
         return ones
+    found, kept = _line(known), known
+    for _ in range(2):  # without the groups that it explains least
+        kept = sorted(known, key=lambda one: _unexplained(one, found))[: math.ceil(MOST * len(known))]
+        found = _line(kept)
+    if all(_unexplained(one, found) <= most for one in kept):
+        return found / np.abs(found).max()
+    return ones if _is_gdpo([one for one in known if one.group.step == known[0].group.step]) else None
+
+
+def _is_gdpo(own: Sequence[_Known]) -> bool:
+    """Whether most groups of a step have the advantages of `GDPO` with equal weights."""
+    ways, rounding = _ways(own, np.ones(own[0].rewards.shape[1])), _rounding(own)
+    return sum(GDPO in _rules(one, ways[id(one)], rounding) for one in own) >= MOST * len(own)
+
+
+def _line(known: Sequence[_Known]) -> np.ndarray:
+    """(k,) the weights that leave least of the groups' advantages unexplained."""
+    count = known[0].rewards.shape[1]
     moments = np.zeros((count, count))
     for one in known:
         centred, own = one.rewards - one.rewards.mean(axis=0), one.advantages - one.advantages.mean()
         beside = centred - np.outer(own, own @ centred) / (own @ own)
         moments += beside.T @ beside
-    _, vectors = np.linalg.eigh(moments)
-    found = vectors[:, 0]
-    agreement = sum(float((one.rewards @ found - (one.rewards @ found).mean()) @ one.advantages) for one in known)
-    found = found if agreement >= 0 else -found
-    largest = np.abs(found).max()
-    return found / largest if all(_unexplained(one, found) < 1e-3 for one in known) else ones
+    found = np.linalg.eigh(moments)[1][:, 0]
+    return found if sum(_slope(one, found) for one in known) >= 0 else -found
+
+
+def _slope(one: _Known, weights: np.ndarray) -> float:
+    sums = one.rewards @ weights
+    return float((sums - sums.mean()) @ one.advantages)
 
 
 def _unexplained(one: _Known, weights: np.ndarray) -> float:

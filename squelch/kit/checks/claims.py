@@ -14,7 +14,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError, did_you_mean
 from squelch.kit.checks.result import Result
-from squelch.kit.untrusted.files import MIB, Unreadable, is_file, read_bytes
+from squelch.kit.untrusted.files import MIB, is_file, read_bytes
 from squelch.kit.untrusted.text import parse_yaml
 
 CONFIGS = ("config.yaml", ".hydra/config.yaml", "config.yml", "orch.toml", "rl.toml", "config.toml")
@@ -124,7 +124,7 @@ def claims_of(path: Path, given: Mapping[str, Any]) -> Claims:
     """The caller's claims, and those of settings in the data's folder or in one of the three above it."""
     found, sources = dict(given), {name: "given" for name in given}
     for file in _configs(path):
-        flat = dict(_flat(_settings(file)))
+        flat = _settings(file)
         for name, keys in KEYS.items():
             if name not in found and (value := _find(flat, name, keys)) is not None:
                 found[name], sources[name] = value, file.name
@@ -149,12 +149,12 @@ def _configs(path: Path) -> Iterator[Path]:
         place = place.parent
 
 
-def _settings(file: Path) -> Any:
-    """The settings in a file; none if it cannot be read, as it may be another program's."""
+def _settings(file: Path) -> dict[str, Any]:
+    """The settings in a file by dotted key; none if it cannot be read, as it may be another program's."""
     try:
         text = read_bytes(file, MAX_CONFIG).decode()
-        return tomllib.loads(text) if file.suffix == ".toml" else parse_yaml(text, str(file))
-    except (Unreadable, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError):
+        return dict(_flat(tomllib.loads(text) if file.suffix == ".toml" else parse_yaml(text, str(file))))
+    except (ValueError, RecursionError):  # of these are Unreadable, and the errors of both parsers
         return {}
 
 

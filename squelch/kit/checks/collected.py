@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.base.errors import bad_files_are_the_users
-from squelch.kit.base.values import digest, first, known_id
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.base.values import digest, first, known_id, object_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
@@ -37,6 +37,8 @@ SAMPLED = 200
 """Rollouts that are kept whole."""
 MOST_LOGPROB = 0.02
 """A log-probability is at most 0; numbers of 16 bits may be above it by their rounding."""
+SPOKEN = ("reasoning_content", "thinking", "reasoning", "content", "tool_calls", "function_call")
+"""Keys of a message under which something was said."""
 KEPT_TEXT = 400
 """Characters of a text that are kept to look for the text of an error."""
 
@@ -216,6 +218,9 @@ def _take(
     readable = row.get("failed") is None and row.get("untold") is None and small
     row = whole(row) if readable else row
     learned = row["learned"]() if readable and row.get("learned") is not None else None
+    known = (row.get("prompt_ids"), row.get("completion_ids")) if learned is None else (learned["ids"],)
+    for ids in known:
+        _require_ids(ids, read.where)
     prompt = _digest(_prompt(row)) if readable else None
     if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
         prompt = digest(list(learned["ids"][: learned["start"]]))
@@ -243,7 +248,9 @@ def _take(
     if learned is not None and not member.text:
         member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), "")
     own = row.get("group") if known_id(row.get("group")) else prompt
-    key = digest([row.get("step"), str(row.get("run")), str(own) if own is not None else where])
+    is_named = known_id(object_of(read.record.get("group")).get("id"))  # its members may begin with different weights
+    step = None if is_named else row.get("step")
+    key = digest([step, str(row.get("run")), str(own) if own is not None else where])
     group = found.groups.setdefault(key, Group(row.get("step"), where))
     rollout = digest(str(row["rollout"])) if known_id(row.get("rollout")) else digest([where, len(group.members)])
     before = group.members.setdefault(rollout, member)
@@ -252,6 +259,18 @@ def _take(
         before.cut, before.failed = before.cut or member.cut, before.failed or member.failed
     elif is_first and readable:
         sampler.offer(where, row, learned)
+
+
+def _require_ids(ids: Any, where: str) -> None:
+    """UserError unless these are token ids, or none."""
+    if not isinstance(ids, list) or not ids:
+        return
+    try:
+        numbers = np.array(ids)
+    except ValueError:  # lists of several lengths
+        numbers = np.empty(0)
+    if numbers.ndim != 1 or numbers.dtype.kind != "i" or numbers.min() < 0:
+        raise UserError(f"{where}: its token ids must be a list of whole numbers from 0")
 
 
 def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:
@@ -306,7 +325,7 @@ def text_of(said: Any) -> str | None:
     if not isinstance(said, Sequence) or isinstance(said, bytes):
         return None
     messages = [one for one in said if isinstance(one, Mapping) and one.get("role", "assistant") == "assistant"]
-    parts = [one.get(key) for one in messages for key in ("reasoning_content", "content", "tool_calls")]
+    parts = [one.get(key) for one in messages for key in SPOKEN]
     return " ".join(str(one) for one in parts if one) if messages else None
 
 

@@ -47,7 +47,8 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
         by_step.setdefault(group.step, []).append(group)
     wrong = list[tuple[Group, int]]()
     for own in by_step.values():  # an evaluation, or a schedule, has another size for a whole step
-        size = claims.group_size or _usual([len(one.members) for one in own]) or usual
+        sizes = [len(one.members) for one in own]
+        size = claims.group_size or _usual(sizes) or (sizes[0] if len(set(sizes)) == 1 else usual)
         wrong += [(one, size) for one in own if len(one.members) % size]
     if not wrong:
         return Result(name, "sound", f"All {len(ended)} groups have {usual} rollouts", of=len(ended))

@@ -14,6 +14,8 @@ from squelch.kit.findings.view import Example
 
 EVERY_TOKEN = ("areal", "skyrl")
 """Formats whose text has the end token, so that an empty one says that nothing was sampled."""
+EACH_SCORED = ("trl", "verl", "verl_validation", "nemo_rl", "areal", "slime", "skyrl", "verifiers", "squelch", "art")
+"""Formats of trainers, which learn from each rollout's reward; elsewhere a score may be given to some alone."""
 UNSCORABLE = ("trl",)
 """Trainers that learn nothing from a rollout which no reward function scored, and so give it the advantage 0."""
 SHORT = 300
@@ -40,6 +42,8 @@ def rewards_missing(found: Collected, claims: Claims) -> Result:
         return Result(name, "unknown", "These files hold no rewards", needs="a reward in each row")
     none = [one for one in scored if all(value is None for value in one.rewards.values())]
     none += [one for one in played if not one.rewards]
+    if found.name not in EACH_SCORED:
+        none = []
     if found.name in UNSCORABLE:
         none = [one for one in none if one.advantage != 0.0]
     infinite = [one for one in scored if any(value is not None and math.isinf(value) for value in one.rewards.values())]
@@ -54,9 +58,10 @@ def rewards_missing(found: Collected, claims: Claims) -> Result:
 def failures_as_rewards(found: Collected, claims: Claims) -> Result:
     """Rollouts that say nothing, or the text of an error, and have a reward as if the policy had answered."""
     name = "failures_as_rewards"
-    played = [one for one in found.members if one.failed is None and one.said is not None]
+    said = (one for one in found.members if one.failed is None and one.said is not None)
+    played = [one for one in said if any(value is not None for value in one.rewards.values())]
     if not played:
-        return Result(name, "unknown", "No completion can be read", needs="completions")
+        return Result(name, "unknown", "No completion with a reward can be read", needs="completions and rewards")
     nothing = [one for one in played if not one.tokens and (one.is_ids or found.name in EVERY_TOKEN)]
     empty = [one for one in played if not one.text.strip() and not one.is_ids and found.name not in EVERY_TOKEN]
     errors = _errors(played)

@@ -113,12 +113,11 @@ def checked(
     """As `check`; `views` takes the rows of training, for the findings. UserError for bad input."""
     made = claims_of(path, given_claims(claims))
     coder = coder_of(tokenizer_folder(base, checkpoints))
-    tokenizer = None if coder is None else coder.tokenizer
-    weights = WeightRows(checkpoints, _with_weights(base), made, tokenizer, most_tokens=tokens, seed=seed)
+    weights = WeightRows(checkpoints, _with_weights(base), made, coder, most_tokens=tokens, seed=seed)
     found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights)
     if not found.rows:
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
-    results.append(prompts_lost(found, made, data))
+    results.append(prompts_lost(found, made, data, None if coder is None else coder.text))
     results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), tuple(found.notes), found.rows, made)

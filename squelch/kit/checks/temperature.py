@@ -47,6 +47,9 @@ def temperature(weighing: Weighing) -> Result:
     found_in_words = f"{best.temperature:.3g} [{low:.3g}, {high:.3g}] from {num:,} tokens"
     if claimed is None:
         return Result(name, "unknown", f"The rows were sampled at {found_in_words}", size=size, needs=SET_TEMPERATURE)
+    if low > claimed * (1 + MARGIN) and not all(weighing.samples[s].fed for s in use):
+        says = f"The rows look sampled at {found_in_words}, but their prompts were encoded from text"
+        return Result(name, "unknown", says, size=size, needs="the prompts' ids: other prompts look hotter")
     if high < claimed * (1 - MARGIN) or low > claimed * (1 + MARGIN):
         if _processed_at_claimed(weighing):
             says = (

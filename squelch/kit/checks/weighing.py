@@ -5,8 +5,8 @@ likelihood of the ids (`likelihood.py`). Invariants:
 
 - Weights are only compared with others. So rows whose own checkpoint was not saved fit something, and of all
   checkpoints one is never excluded.
-- A row may be claimed by several checkpoints, one of which sampled it. Where none of them was saved, those before and
-  after stand for them.
+- A row may be claimed by several checkpoints, one of which sampled it. For those that were not saved stand the nearest
+  that were, before and after.
 - Divergences below `SMALLEST_KL` are not decided by ids: the engine's rounding is as large.
 
 Pure.
@@ -214,6 +214,16 @@ class Weighing:
             return Comparison(tuple(others), "claimed", kl, len(own), for_claimed, recorded)
         return Comparison(tuple(others), "", kl, len(own), against, recorded)
 
+    def excludes(self, of: Sequence[int], best: int, other: int, threshold: float) -> bool:
+        """Whether samples that fit one candidate exclude another. `threshold`: as of `compare`."""
+        if self.recording_temperature is not None:
+            pair = (self.values(of, [c] * len(of), self.recording_temperature) for c in (best, other))
+            found = slope(self.engine(of), *pair, self.rollouts(of))
+            if found.decides:
+                return found.is_first
+        null, rival = (self._sum(of, [c] * len(of)) for c in (other, best))
+        return log_evidence(null, [rival], self.claims.temperature) >= threshold
+
     def are_same(self, of: Sequence[int], others: Sequence[int]) -> bool:
         """Whether others say what the claimed weights say."""
         pairs = [(s, c) for s, c in zip(of, others, strict=True) if self.claimed[s] and c not in self.claimed[s]]
@@ -275,18 +285,17 @@ class Weighing:
             return []
         low, high = sample.claimed
         numbers = [one.number for one in self.candidates]
-        if inside := [c for c, number in enumerate(numbers) if low <= number <= high]:
-            return inside
-        before, after = (
-            [c for c, one in enumerate(numbers) if one < low],
-            [c for c, one in enumerate(numbers) if one > high],
-        )
-        return before[-1:] + after[:1]
+        inside = [c for c, number in enumerate(numbers) if low <= number <= high]
+        before = [c for c, number in enumerate(numbers) if number < low and low not in numbers]
+        after = [c for c, number in enumerate(numbers) if number > high and high not in numbers]
+        return before[-1:] + inside + after[:1]
 
     def _is_saved(self, sample: Sample) -> bool:
-        return sample.claimed is not None and any(
-            sample.claimed[0] <= one.number <= sample.claimed[1] for one in self.candidates
-        )
+        """Whether all checkpoints that a sample claims were saved."""
+        if sample.claimed is None or sample.claimed[1] - sample.claimed[0] >= len(self.candidates):
+            return False
+        numbers = {one.number for one in self.candidates}
+        return all(number in numbers for number in range(sample.claimed[0], sample.claimed[1] + 1))
 
     def _of_tokens(self, sample: Sample, values: np.ndarray | None) -> np.ndarray:
         if values is None:

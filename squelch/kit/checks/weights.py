@@ -48,7 +48,7 @@ class StepSet:
     Attributes:
         step: None where the files say none.
         claimed: names of the checkpoints that the run claims; those around them where none of them was saved.
-        saved: whether one of the claimed checkpoints was saved for every row.
+        saved: whether all claimed checkpoints were saved, for every row.
         fits: names of the checkpoints that are not excluded.
         kl: divergence from the claimed weights of the nearest others that are not excluded, or else of those that are
             hardest to exclude, nats a token; None if there are no others.
@@ -128,7 +128,7 @@ def _step_set(
     excluded = {c for c, one in zip(rivals, found, strict=True) if one.winner == "claimed"}
     if won:
         best = min(won, key=lambda one: _misfit(one[1]))[0]
-        excluded |= {*claimed, *(c for c, one in won if c != best and one.by_recorded)}
+        excluded |= {*claimed, *(c for c in rivals if c != best and weighing.excludes(own, best, c, threshold))}
     same = [c for c in range(len(weighing.candidates)) if c not in rivals]
     fits = sorted({*claimed, *rivals, *same} - excluded)
     open_ones = [one for one in found if not one.winner] or found
@@ -236,11 +236,13 @@ def _fault(
         says = f"The rows of {count} of {of} steps do not fit the weights that sampled them by {source}"
     else:
         says = (
-            f"The rows fit {_whom(weighing, best)}, and not the weights that sampled them by {source}: "
+            f"The rows fit {_whom(weighing, best)}, and not those that sampled them by {source}: "
             f"{_evidence(best)} over {_tokens(best)} ({_divergence(best)})"
         )
         if len(faulty) < of:
             says += f"; {count} of {of} steps show it alone"
+    if name == "stale_weights" and weighing.claims.max_staleness is None:
+        says += ". An asynchronous run may allow that: --claim max_staleness=N"
     return Result(name, "fault", says, count or of, of, size, examples, step=_first(faulty or steps))
 
 
@@ -269,10 +271,10 @@ def _no_fault(
     nearest = min(open_ones, key=lambda one: one.kl)
     says = (
         f"The rows fit the weights that sampled them by {source}{saved}, but {_whom(weighing, nearest)} too: "
-        f"{_divergence(nearest)}, {_tokens(nearest)}"
+        f"{_divergence(nearest)}, {_tokens(nearest)} had"
         if len(nearest.others) == len(claiming)
         else f"The rows fit the weights that sampled them by {source}{saved}, but in {of - sound} of {of} steps others "
-        f"too: {_divergence(nearest)}, {_tokens(nearest)}"
+        f"too: {_divergence(nearest)}, {_tokens(nearest)} had"
     )
     return Result(name, "unknown", says, 0, of, examples=examples, needs=_more(nearest))
 
@@ -288,12 +290,12 @@ def _whom(weighing: Weighing, one: Comparison) -> str:
     numbers = [each.number for each in weighing.candidates]
     pairs = [(numbers[weighing.claimed[s][0]] - numbers[c]) for s, c in zip(claiming, one.others, strict=False) if c]
     if pairs and len(set(pairs)) == 1:
-        return f"the weights that lie {abs(pairs[0])} before them" if pairs[0] > 0 else "later weights"
+        return f"the weights of {pairs[0]} updates before" if pairs[0] > 0 else "later weights"
     return "earlier checkpoints"
 
 
 def _set_in_words(one: StepSet) -> str:
-    enclosed = "" if one.saved else ", which stand for one that was not saved"
+    enclosed = "" if one.saved else ", which stand for what was not saved"
     needed = "" if one.kl is None else f"; {_kl(one.kl)}, {one.tokens:,} tokens had, {_count(one.needed)} needed by ids"
     return f"claimed: {', '.join(one.claimed)}{enclosed}; not excluded: {', '.join(one.fits) or 'none'}{needed}"
 
@@ -334,9 +336,9 @@ def _more(one: Comparison) -> str:
     return f"{_count(one.needed)} tokens (--tokens), or {values}"
 
 
-def _misfit(one: Comparison) -> float:
-    """Smaller for others that fit better."""
-    return one.recorded.noise if one.by_recorded and one.recorded is not None else -one.evidence
+def _misfit(one: Comparison) -> tuple[int, float]:
+    """Smaller for others that fit better; those that recorded values show come first."""
+    return (0, one.recorded.noise) if one.by_recorded and one.recorded is not None else (1, -one.evidence)
 
 
 def _rows(weighing: Weighing, of: Iterable[int]) -> tuple[Example, ...]:

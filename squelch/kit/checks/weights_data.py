@@ -68,7 +68,8 @@ class Sample:
         recorded: whether `claimed` comes from versions that the engine recorded.
         engine: the log-probabilities that the engine recorded, as long as `completion`, NaN where there is none.
         trainer: those that the trainer computed for the same tokens before its update.
-        exact: whether the ids are those that were sampled, and no text encoded again.
+        exact: whether the completion's ids are those that were sampled, and no text encoded again.
+        fed: whether the prompt's are those that were fed.
     """
 
     row: str
@@ -82,6 +83,7 @@ class Sample:
     engine: np.ndarray | None = None
     trainer: np.ndarray | None = None
     exact: bool = True
+    fed: bool = True
 
     @cached_property
     def mask(self) -> np.ndarray:
@@ -107,11 +109,13 @@ class WeightClaims:
         temperature: of the sampling.
         cuts_tail: whether top_p, top_k or min_p cut the distributions. False only if all three are known to be off.
         dtype: in which the engine computes: "float32", "bfloat16" or "float16".
+        max_staleness: updates by which weights may be late; samples' `claimed` has it already.
     """
 
     temperature: float | None = None
     cuts_tail: bool | None = None
     dtype: str | None = None
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ counts checkpoints; else that of its step, or of as many steps before as stalene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -30,13 +31,31 @@ if TYPE_CHECKING:
 
 COUNT_AS_CHECKPOINTS = frozenset({"verifiers", "areal"})
 """Formats whose recorded versions the rule of their checkpoints counts too. slime counts the engine's updates."""
-RULES: Mapping[str, WeightsRule] = {"squelch": WeightsRule("step-{}", -1)}
+RULES: Mapping[str, WeightsRule] = {"squelch": WeightsRule("step-{}", -1), "columns": WeightsRule("checkpoint-{}", 0)}
 """Rules of formats that have none of their own. Squelch counts versions apart from steps: a step without signal
-publishes none, and leaves the weights as they were."""
+publishes none, and leaves the weights as they were. The step of a table of anybody's is the number of its checkpoint,
+as of the ids that a reward function of TRL keeps (docs/guide/use-with-other-trainers.md)."""
+RAW_PROMPTS = frozenset({"trl", "columns"})
+"""Formats whose prompts, if they are text, are encoded with the special tokens that the tokenizer adds."""
+CHARACTERS = 4
+"""Of a token, about."""
 STALE_BY_DEFAULT: Mapping[str, int] = {"slime": 1}
 """Steps by which the rows of a healthy run may be late where nothing claims a staleness: slime has an asynchronous
 script and says nowhere which one ran."""
 TRAINERS = "files of a trainer that numbers its checkpoints, or token ids"
+
+
+class Encoder(Protocol):
+    """The part of `encoding.Coder` that is used here."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Encodes texts."""
+        ...
+
+    def rendered(self, conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Any]]) -> list[list[int] | None]:
+        """The ids of each conversation, which is messages and the schemas of their tools; None for one without."""
+        ...
 
 
 class WeightRows:
@@ -46,7 +65,7 @@ class WeightRows:
         checkpoints: the folder of the trainer's checkpoints; None if there is none.
         base: the folder of the model that training began with.
         claims: of the run.
-        tokenizer: encodes the texts of rows without ids; None leaves them out.
+        coder: encodes the texts of rows without ids, and renders messages; None leaves them out.
         most_tokens: that are scored under each checkpoint; None for `MOST_TOKENS`.
         seed: of the draw.
         device: that scores.
@@ -57,17 +76,19 @@ class WeightRows:
         checkpoints: Path | None,
         base: Path | None,
         claims: Claims,
-        tokenizer: Tokenizer | None = None,
+        coder: Encoder | None = None,
         *,
         most_tokens: int | None = None,
         seed: int = 0,
         device: str | None = None,
     ) -> None:
-        self._checkpoints, self._base, self._claims, self._tokenizer = checkpoints, base, claims, tokenizer
+        self._checkpoints, self._base, self._claims, self._coder = checkpoints, base, claims, coder
         self._most_tokens, self._seed, self._device = most_tokens or MOST_TOKENS, seed, device
         self._rule: WeightsRule | None = None
         self._staleness = 0
-        self._counts_versions = False
+        self._counts_versions = self._prompts_are_raw = False
+        self._unrendered: dict[str, tuple[Any, Any]] = {}
+        """Messages and tools of prompts, by the sample's row."""
         self._draw: Draw | None = None
 
     def offer(self, row: Row, where: str, found: Format | None, learned: Row | None = None) -> None:
@@ -80,20 +101,20 @@ class WeightRows:
             self._begin(found)
         assert self._draw is not None, "begun"
         name = f"{where}, turn {row['turn']}" if row.get("turn") else where
-        claimed, recorded = self._claimed(row)
-        if not self._draw.wants(row.get("step"), claimed, name):
+        if not self._draw.wants(row.get("step"), self._claimed(row)[0], name):
             return
-        if (ids := self._ids(row)) is not None:
-            self._draw.add(_sample(row, name, claimed, recorded, *ids, learned))
+        if (sample := self._sample(row, name, learned)) is not None:
+            self._draw.add(sample)
 
     def results(self) -> list[Result]:
         """What the checks say; UserError if a checkpoint cannot be loaded."""
-        claims = WeightClaims(self._claims.temperature, cuts_tail(self._claims), self._claims.dtype)
-        samples = [] if self._draw is None else self._draw.samples()
+        own = self._claims
+        claims = WeightClaims(own.temperature, cuts_tail(own), own.dtype, own.max_staleness)
+        samples = self._samples()
         if self._checkpoints is None and self._base is None:
             return check_weights(None, claims, CHECKPOINTS, samples)
         if not samples or self._rule is None:
-            needs = TRAINERS if self._tokenizer else f"{TRAINERS}, or a tokenizer in --base DIR"
+            needs = TRAINERS if self._coder else f"{TRAINERS}, or a tokenizer in --base DIR"
             return check_weights(None, claims, needs, samples)
         from squelch.kit.checks.scored import candidates_in, score
 
@@ -108,6 +129,7 @@ class WeightRows:
             self._rule = found.weights or RULES.get(found.name)
             self._staleness = STALE_BY_DEFAULT.get(found.name, 0)
             self._counts_versions = found.name in COUNT_AS_CHECKPOINTS
+            self._prompts_are_raw = found.name in RAW_PROMPTS
         if self._claims.max_staleness is not None:
             self._staleness = self._claims.max_staleness
         saved = set[int]()
@@ -133,26 +155,55 @@ class WeightRows:
         newest = self._rule.sampled_by(step)
         return (max(initial, newest - self._staleness), max(initial, newest)), False
 
-    def _ids(self, row: Row) -> tuple[list[int], list[int], bool] | None:
-        """Prompt and completion as ids, and whether these are those that were sampled; None if there are none."""
+    def _sample(self, row: Row, name: str, learned: Row | None) -> Sample | None:
+        """The row as a sample; None without ids, or texts that can be encoded. A prompt of messages is `_unrendered`
+        until all are rendered at once."""
         prompt, completion = row.get("prompt_ids"), row.get("completion_ids")
-        exact = isinstance(prompt, list) and isinstance(completion, list)
-        if not exact and self._tokenizer is not None:
-            prompt, completion = (self._encoded(row, key) for key in ("prompt", "completion"))
-        if not (isinstance(prompt, list) and isinstance(completion, list) and prompt and completion):
+        exact, fed = isinstance(completion, list), isinstance(prompt, list)
+        said = row.get("prompt")
+        if self._coder is not None:
+            encode = self._coder.tokenizer.encode
+            if not exact and isinstance(row.get("completion"), str):
+                completion = encode(row["completion"], add_special_tokens=False).ids
+            if not fed and isinstance(said, str):
+                prompt = encode(said, add_special_tokens=self._prompts_are_raw).ids
+            if not fed and _are_messages(said):
+                self._unrendered[name] = said, row.get("tools")
+                prompt = [0] * (1 + len(str(said)) // CHARACTERS)
+        if not (_are_ids(prompt) and _are_ids(completion)):
             return None
-        known = all(isinstance(one, int) and 0 <= one < 2**31 for one in (*prompt, *completion))
-        return (prompt, completion, exact) if known else None
+        engine = _numbers(row.get("logprobs"), len(completion)) if exact else None
+        engine = None if engine is None else np.where(engine == 0, np.nan, engine)  # what trainers write for fed tokens
+        engine = None if engine is None or not np.isfinite(engine).any() else engine
+        claimed, recorded = self._claimed(row)
+        return Sample(
+            name,
+            row.get("step"),
+            (row.get("step"), row["rollout"]) if row.get("rollout") is not None else name,
+            np.array(prompt, dtype=np.int32),
+            np.array(completion, dtype=np.int32),
+            None if engine is None else np.isfinite(engine),
+            claimed,
+            recorded,
+            engine,
+            _trained(learned, prompt, completion) if exact else None,
+            exact,
+            fed,
+        )
 
-    def _encoded(self, row: Row, key: str) -> list[int] | None:
-        """The ids of a text. Messages are left out: rendering them takes a process each."""
-        assert self._tokenizer is not None, "asked for"
-        if isinstance(row.get(f"{key}_ids"), list):
-            return row[f"{key}_ids"]
-        said = row.get(key)
-        if isinstance(said, str):
-            return self._tokenizer.encode(said, add_special_tokens=False).ids
-        return None
+    def _samples(self) -> list[Sample]:
+        """What was drawn, with every prompt rendered; without those that no template renders."""
+        drawn = [] if self._draw is None else self._draw.samples()
+        waiting = [one for one in drawn if one.row in self._unrendered]
+        if not waiting or self._coder is None:
+            return drawn
+        rendered = self._coder.rendered([self._unrendered[one.row] for one in waiting])
+        prompts = {one.row: ids for one, ids in zip(waiting, rendered, strict=True)}
+        return [
+            replace(one, prompt=np.array(prompts.get(one.row, one.prompt), dtype=np.int32))
+            for one in drawn
+            if prompts.get(one.row, one.prompt) is not None
+        ]
 
 
 def cuts_tail(claims: Claims) -> bool | None:
@@ -164,31 +215,13 @@ def cuts_tail(claims: Claims) -> bool | None:
     return False if len(known) == len(cuts) else None
 
 
-def _sample(
-    row: Row,
-    name: str,
-    claimed: tuple[int, int] | None,
-    recorded: bool,
-    prompt: list[int],
-    completion: list[int],
-    exact: bool,
-    learned: Row | None,
-) -> Sample:
-    engine = _numbers(row.get("logprobs"), len(completion)) if exact else None
-    engine = None if engine is None else np.where(engine == 0, np.nan, engine)  # what trainers write for fed tokens
-    sampled = np.isfinite(engine) if engine is not None and np.isfinite(engine).any() else None
-    return Sample(
-        name,
-        row.get("step"),
-        (row.get("step"), row["rollout"]) if row.get("rollout") is not None else name,
-        np.array(prompt, dtype=np.int32),
-        np.array(completion, dtype=np.int32),
-        sampled,
-        claimed,
-        recorded,
-        engine if sampled is not None else None,
-        _trained(learned, prompt, completion) if exact else None,
-        exact,
+def _are_messages(said: Any) -> bool:
+    return isinstance(said, list) and bool(said) and all(isinstance(one, dict) and "role" in one for one in said)
+
+
+def _are_ids(values: Any) -> TypeGuard[list[int]]:
+    return (
+        isinstance(values, list) and bool(values) and all(isinstance(one, int) and 0 <= one < 2**31 for one in values)
     )
 
 

@@ -40,7 +40,7 @@ def drawn(rng: np.random.Generator, policy: np.ndarray) -> list[list[Member]]:
 
 
 @pytest.mark.parametrize("shape", [0.02, 0.3, 3.0])
-@pytest.mark.parametrize("texts", [30, 3000, 300_000])
+@pytest.mark.parametrize("texts", [30, 3000, 50_000])
 def test_equal_completions_of_any_policy_are_hardly_ever_a_fault(shape, texts) -> None:
     rng, faults = np.random.default_rng([texts, int(100 * shape)]), 0
     for _ in range(RUNS // 10):
@@ -99,22 +99,44 @@ def _with_advantages(rewards: np.ndarray, values: list[np.ndarray], kind: type) 
     )
 
 
-def test_advantages_of_several_rewards_are_explained_by_the_weights_that_they_have() -> None:
-    rng = np.random.default_rng(3)
+def two_rewards(rule: str, kind: type = np.float32, weights: tuple[float, float] = (1.0, 0.25)) -> list[list[Member]]:
+    """Groups of two rewards, of which the second is equal within most groups."""
+    rng, parts = np.random.default_rng(3), []
+    for number in range(GROUPS):
+        own = rng.normal(size=(SIZE, 2))
+        own[:, 1] = own[0, 1] if number % 3 else own[:, 1]
+        parts.append(own)
+    sums = [own @ weights for own in parts]
+    values = [(one - one.mean()) / (one.std(ddof=1) + 1e-4) for one in sums]
+    if rule == "gdpo":
+        each = [((own - own.mean(0)) / (own.std(0, ddof=1) + 1e-4)).sum(axis=1) for own in parts]
+        whole = np.concatenate(each)
+        values = [(one - whole.mean()) / (whole.std(ddof=1) + 1e-4) for one in each]
     groups = []
-    for _ in range(GROUPS):
-        parts = rng.normal(size=(SIZE, 2))
-        sums = parts @ [1.0, 0.25]
-        values = (sums - sums.mean()) / (sums.std(ddof=1) + 1e-4)
-        members = [member(b"", advantage=float(np.float32(one))) for one in values]
-        for one, pair in zip(members, parts.tolist(), strict=True):
+    for own, given in zip(parts, values, strict=True):
+        members = [member(b"", advantage=float(kind(one))) for one in given]
+        for one, pair in zip(members, own.tolist(), strict=True):
             one.rewards = dict(zip(("right", "form"), pair, strict=True))
         groups.append(members)
-    assert advantages(collected(groups, "trl"), SOUND).says.startswith("The rule grpo")
-    for one in groups[4]:
+    return groups
+
+
+@pytest.mark.parametrize("rule", ["grpo", "gdpo"])
+@pytest.mark.parametrize("kind", [np.float32, np.float16, lambda one: round(one, 2)])
+def test_advantages_of_several_rewards_are_explained_by_the_weights_that_they_have(rule, kind) -> None:
+    groups = two_rewards(rule, kind, (1.0, 0.25))
+    found = advantages(collected(groups, "trl"), SOUND)
+    assert found.verdict == "sound" and found.says.startswith(f"The rule {rule}")
+    for one in groups[3]:
         one.advantage = -one.advantage
-    found = advantages(collected(groups, "trl"), Claims(reward_weights=(0.25, 1.0)))
-    assert (found.verdict, found.count) == ("fault", 1), "names are in their order: form, right"
+    found = advantages(collected(groups, "trl"), SOUND)
+    assert (found.verdict, found.count) == ("fault", 1), found
+
+
+def test_claimed_weights_of_rewards_are_by_their_names_in_order() -> None:
+    groups = two_rewards("grpo")
+    assert advantages(collected(groups, "trl"), Claims(reward_weights=(0.25, 1.0))).verdict == "sound", "form, right"
+    assert advantages(collected(groups, "trl"), Claims(reward_weights=(1.0, 1.0))).verdict == "fault"
 
 
 def test_a_certain_policy_after_its_stop_string_is_not_taken_for_fed_tokens() -> None:

@@ -8,6 +8,7 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.checks.claims import claims_of, claims_result, given_claims
 from squelch.kit.checks.run import check
 from tests.kit.checks.bank import run, verl
+from tests.kit.readers.trainer_files import jsonl
 
 
 def settings(folder: Path, name: str, text: str) -> Path:
@@ -72,3 +73,32 @@ def test_bad_files_are_a_value_error_that_names_them(tmp_path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(ValueError, match="holds no rows of a training"):
         check(tmp_path / "empty.jsonl")
+
+
+@pytest.mark.parametrize(
+    "ids", [["a", "b"], [1.5, 2], [-1, 2], [[1], [2]], [1, [2]], [10**30, 1], [None, 1], [True, "x"]]
+)
+def test_ids_that_are_none_are_refused_with_their_row(tmp_path, ids) -> None:
+    row = {"tokens": ids, "response": "x", "response_length": 1, "prompt": "p", "reward": 1.0, "group_index": 0}
+    path = jsonl(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(ValueError, match=r"row 1: its token ids must be a list of whole numbers"):
+        check(path)
+
+
+def test_settings_as_deep_as_they_are_long_claim_nothing(tmp_path) -> None:
+    settings(tmp_path, "config.toml", ".".join(["a"] * 50_000) + " = 1\n")
+    settings(tmp_path, "orch.toml", "a = " + "[" * 50_000)
+    assert claims_of(tmp_path, {}).known == {}
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, [1, "x"], [[1]], "NaN", 10**400, {"a": []}])
+@pytest.mark.parametrize(
+    "key", ["rollout_log_probs", "loss_mask", "reward", "group_index", "weight_versions", "status"]
+)
+def test_odd_values_are_checked_or_refused(tmp_path, key, value) -> None:
+    row = {"tokens": [1, 2, 3], "response": "x", "response_length": 2, "prompt": "p", "reward": 1.0, "group_index": 0}
+    path = jsonl(tmp_path / "rows.jsonl", [row, {**row, key: value}, row])
+    try:
+        assert check(path).rows >= 2
+    except ValueError as error:
+        assert "row 2" in str(error)

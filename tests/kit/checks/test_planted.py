@@ -213,8 +213,23 @@ def off_policy_masked(rollouts: list[Rollout]) -> None:
         one.learned = [own and place > 4 for place, own in enumerate(one.sampled)]
 
 
+def small_evaluation(rollouts: list[Rollout]) -> None:
+    """A step of few groups of another size, as TRL writes evaluations."""
+    last = [one for one in rollouts if one.step == 6 and not one.validation and one.task < 2]
+    rollouts[:] = [one for one in rollouts if one.step < 6 or one.validation] + [one for one in last if one.member < 2]
+    with_advantages(rollouts)
+
+
+def late_members(rollouts: list[Rollout]) -> None:
+    """Groups whose last members newer weights sampled."""
+    for one in rollouts[2:40:12]:
+        one.step += 1
+
+
 HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "a prompt twice in a step": (twice_in_a_step, tuple(WRITERS)),
+    "an evaluation of another size": (small_evaluation, ("trl",)),
+    "groups that two versions sampled": (late_members, ("verifiers",)),
     "groups dropped whole": (dynamic_sampling, tuple(WRITERS)),
     "a second epoch": (second_epoch, tuple(WRITERS)),
     "failed rollouts": (failures, ("slime", "verifiers", "squelch")),
@@ -250,3 +265,25 @@ def test_cancelled_rollouts_of_a_stream_are_unknown_and_cuts_at_steps_ends_a_fau
     found = check(verifiers(tmp_path, rollouts))
     (one,) = [one for one in found.results if one.name == "group_sizes"]
     assert one.verdict == "unknown" and one.count == 4 and "cancelled" in one.needs
+
+
+OWN_WRITERS = Path(__file__).parents[1] / "readers"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "written/completions",
+        "written/traces.jsonl",
+        "art_files",
+        "inspect_logs/log.eval",
+        "inspect_logs/log.json",
+        "agents_files/sums",
+        "agents_files/atif.jsonl",
+        "agents_files/conversations.jsonl",
+        "agents_files/sharegpt.jsonl",
+    ],
+)
+def test_files_of_the_programs_own_writers_have_no_fault(name) -> None:
+    found = check(OWN_WRITERS / name)
+    assert found.rows and [(one.name, one.says) for one in found.faults] == []

@@ -1,6 +1,7 @@
 """The sampling temperature from ids and recorded values: found at the tokens that it takes, and never in clean runs."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.temperature import recording_mode, temperature
 from squelch.kit.checks.weighing import Weighing
-from squelch.kit.checks.weights_data import Sample, Scores, WeightClaims
+from squelch.kit.checks.weights_data import Scores, WeightClaims
 from tests.kit.checks.categorical import World, language_like, run_of, trained
 
 TABLES = {1: language_like(), 2: trained(language_like(), 0.15, 1)}
@@ -102,12 +103,19 @@ def test_rows_of_unsaved_checkpoints_and_encoded_texts_do_not_tell_the_temperatu
     unsaved = run_of(WORLDS[1.0], rng, {5: between}, {5: (5, 5)}, rollouts=200)
     assert temperature(Weighing(unsaved, WeightClaims(1.0, False))).verdict == "unknown"
     scores = run_of(WORLDS[1.0], rng, {1: 1}, temperature=0.7, rollouts=200)
-    texts = [
-        Sample(**{**{k: v for k, v in vars(one).items() if k != "mask"}, "exact": False}) for one in scores.samples
-    ]
+    texts = [replace(one, exact=False) for one in scores.samples]
     of_texts = Scores(texts, scores.candidates, scores.temperatures, scores.tokens)
     one = temperature(Weighing(of_texts, WeightClaims(1.0, False)))
     assert (one.verdict, one.needs) == ("unknown", "the sampled token ids")
+
+
+def test_prompts_that_were_encoded_again_explain_a_higher_temperature_and_no_lower_one() -> None:
+    found = {}
+    for sampled_at in (0.7, 1.3):
+        scores = run_of(WORLDS[1.0], np.random.default_rng(0), {1: 1}, temperature=sampled_at, rollouts=200)
+        rendered = replace(scores, samples=[replace(one, fed=False) for one in scores.samples])
+        found[sampled_at] = temperature(Weighing(rendered, WeightClaims(1.0, False))).verdict
+    assert found == {0.7: "fault", 1.3: "unknown"}
 
 
 def test_without_a_claim_the_temperature_is_said_and_judged_by_nobody() -> None:

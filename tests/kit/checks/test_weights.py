@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weighing import Weighing
 from squelch.kit.checks.weights import NAMES, check_weights, step_sets
@@ -61,7 +62,7 @@ def test_clean_runs_with_enough_tokens_are_sound_and_stale_ones_are_not(cuts_tai
     stale = run_of(WORLD, rng, {10: 0, 20: 10, 30: 20}, own([10, 20, 30]), **long)
     found = named(check_weights(stale, claims), "stale_weights")
     assert (found.verdict, found.count, found.of, found.step) == ("fault", 3, 3, 10)
-    assert "the weights that lie 10 before them" in found.says
+    assert "the weights of 10 updates before" in found.says
     assert "not excluded: checkpoint-0;" in found.examples[0].text
 
 
@@ -98,7 +99,7 @@ def test_steps_whose_checkpoint_was_not_saved_fit_what_encloses_them() -> None:
     found = named(check_weights(clean, PLAIN), "stale_weights")
     assert found.verdict == "sound", found.says
     assert "saved before and after" in found.says
-    assert "claimed: checkpoint-10, checkpoint-30, which stand for one that was not saved" in found.examples[0].text
+    assert "claimed: checkpoint-10, checkpoint-30, which stand for what was not saved" in found.examples[0].text
     stale = run_of(world, rng, {20: 0}, own([20]), rollouts=60, length=100)
     assert named(check_weights(stale, PLAIN), "stale_weights").verdict == "fault"
 
@@ -124,6 +125,25 @@ def test_allowed_staleness_is_no_fault_even_if_it_differs_from_row_to_row() -> N
     assert [one.verdict for one in results] == ["sound", "sound"], results
     beyond = run_of(world, rng, {30: 10}, {30: (20, 30)}, rollouts=80, length=100)
     assert named(check_weights(beyond, PLAIN), "stale_weights").verdict == "fault"
+
+
+def test_a_range_of_claims_whose_ends_were_not_saved_has_the_nearest_that_were() -> None:
+    """Allowed are 15 to 25, saved are 10, 20 and 30: rows of 15 or 25 may be nearer to 10 or 30 than to 20."""
+    tables = path([0, 10, 15, 20, 25, 30])
+    ends = tables.pop(15), tables.pop(25)
+    world = World(tables)
+    for seed, sampled in enumerate(ends):
+        scores = run_of(world, np.random.default_rng(seed), {20: sampled}, {20: (15, 25)}, rollouts=60, length=100)
+        found = named(check_weights(scores, PLAIN), "stale_weights")
+        assert found.verdict != "fault", found.says
+        assert "claimed: checkpoint-10, checkpoint-20, checkpoint-30" in found.examples[0].text
+
+
+def test_a_lag_that_no_run_was_asked_about_names_the_claim_that_allows_it() -> None:
+    stale = run_of(WORLD, np.random.default_rng(0), {20: 10}, own([20]), rollouts=60, length=100)
+    asked, claimed = PLAIN, WeightClaims(1.0, False, max_staleness=0)
+    says = [named(check_weights(stale, one), "stale_weights").says for one in (asked, claimed)]
+    assert ["max_staleness=N" in one for one in says] == [True, False]
 
 
 def test_recorded_values_of_a_float32_engine_tell_a_step_that_ids_never_would() -> None:
@@ -165,6 +185,20 @@ def test_an_adapter_that_was_not_applied_is_named_so_and_is_no_stale_checkpoint(
     assert (stale["adapter_not_applied"], stale["stale_weights"]) == ("unknown", "fault")
     plain = World(path(numbers), initial={0: True})
     assert "adapter_not_applied" not in verdicts(run_of(plain, rng, {10: 10}))
+
+
+@pytest.mark.parametrize("error", [1e-6, 1e-2])
+def test_recorded_values_name_the_base_model_though_ids_alone_like_an_older_adapter_better_too(error: float) -> None:
+    world = World(path([0, 10, 20]), adapter={10: True, 20: True}, initial={0: True})
+    how = {"rollouts": 60, "length": 100, "engine": error}
+    found = verdicts(run_of(world, np.random.default_rng(1), {10: 0, 20: 0}, own([10, 20]), **how))
+    assert (found["adapter_not_applied"], found["stale_weights"]) == ("fault", "unknown")
+
+
+def test_what_fits_a_stale_step_is_compared_with_all_others() -> None:
+    stale = run_of(WORLD, np.random.default_rng(1), {30: 20}, own([30]), rollouts=60, length=100)
+    found = named(check_weights(stale, PLAIN), "stale_weights")
+    assert "not excluded: checkpoint-20;" in found.examples[0].text
 
 
 def test_adapters_that_change_nothing_are_open() -> None:
@@ -238,3 +272,7 @@ def test_the_temperature_of_recorded_values_is_that_of_every_step_though_each_ha
     for recorded_at in (0.8, 1.0, 0.9):
         scores = run_of(world, np.random.default_rng(0), FEW, engine=1e-5, recorded_at=recorded_at, rollouts=5)
         assert Weighing(scores, WeightClaims(0.8)).recording_temperature == pytest.approx(recorded_at, rel=1e-3)
+
+
+def test_every_check_of_weights_has_its_words() -> None:
+    assert set(NAMES) <= checks().keys()

@@ -4,19 +4,24 @@ planted in the sampling are found and named, and clean files have none."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.checks.claims import Claims
+from squelch.kit.checks.encoding import coder_of
 from squelch.kit.checks.run import check
 from squelch.kit.checks.weights import NAMES
 from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.bank import WRITERS, Rollout, run
-from tests.kit.checks.tiny import LENGTH, play, save_training
+from tests.kit.checks.tiny import LENGTH, play, save_training, step_of
+from tests.kit.readers.trainer_files import jsonl
 
 ROWS = 16
 FORMS = ("nemo_rl", "slime", "verifiers")
@@ -162,6 +167,40 @@ def test_log_probabilities_that_are_none_are_not_recorded(logprobs: object, trai
 )
 def test_a_tail_is_whole_only_if_all_that_cut_it_are_known_to_be_off(claims: Claims, expected: bool | None) -> None:
     assert cuts_tail(claims) is expected
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_ids_that_a_reward_function_kept_are_scored_after_their_prompts_are_rendered(
+    tmp_path: Path, as_text: bool
+) -> None:
+    """As TRL's users keep them: prompts as text or messages, completions as ids, and the checkpoint's number."""
+    policy = Path(__file__).parents[2] / "earlier/policy"
+    coder = coder_of(policy)
+    assert coder is not None
+    messages = [{"role": "user", "content": "left right up"}]
+    (rendered,) = coder.rendered([(messages, None)])
+    assert rendered is not None
+    prompt: Any = "left right up" if as_text else messages
+    fed = coder.tokenizer.encode("left right up").ids if as_text else rendered
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    for number in (1, 2, 3):
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            target = tmp_path / f"checkpoint-{number}"
+            target.mkdir(exist_ok=True)
+            shutil.copy(policy / name, target / name)
+        model.save_pretrained(target)
+        step_of(model, number, 0.1)
+    found = {}
+    for name, late in (("clean", 0), ("stale", 1)):
+        rows = []
+        for step in (2, 3):
+            played = play(tmp_path / f"checkpoint-{step - late}", ROWS, step, prompt=fed)
+            own = [{"prompt": prompt, "completion_ids": ids.tolist(), "step": step} for ids in played.completions]
+            rows += own
+        path = jsonl(tmp_path / f"{name}.jsonl", rows)
+        results = check(path, checkpoints=tmp_path, claims={"temperature": 1}).results
+        found[name] = {one.name: one.verdict for one in results}["stale_weights"]
+    assert found == {"clean": "sound", "stale": "fault"}
 
 
 def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() -> None:

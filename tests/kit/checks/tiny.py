@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY, LENGTH = 64, 56
 
@@ -53,14 +54,15 @@ def save_training(folder: Path, name: str = "checkpoint-{}", first: int = 1, cou
 
 
 @torch.inference_mode()
-def play(folder: Path, rows: int, seed: int, temperature: float = 1.0) -> Played:
-    """Rows that the model in the folder samples."""
-    model = Qwen2ForCausalLM.from_pretrained(folder).eval()
+def play(folder: Path, rows: int, seed: int, temperature: float = 1.0, prompt: Sequence[int] | None = None) -> Played:
+    """Rows that the model in the folder samples, after a prompt or after random ones."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
     generator = torch.Generator().manual_seed(seed)
-    prompts = ids = torch.randint(0, VOCABULARY, (rows, 4), generator=generator)
+    prompts = torch.randint(0, VOCABULARY, (rows, 4), generator=generator)
+    ids = prompts = prompts if prompt is None else torch.tensor([list(prompt)] * rows)
     values = []
     for _ in range(LENGTH):
         log_probs = (model(ids).logits[:, -1] / temperature).log_softmax(-1)
         drawn = log_probs.exp().multinomial(1, generator=generator)
         ids, values = torch.cat([ids, drawn], 1), [*values, log_probs.gather(1, drawn)]
-    return Played(prompts, ids[:, 4:], torch.cat(values, 1).double())
+    return Played(prompts, ids[:, prompts.shape[1] :], torch.cat(values, 1).double())

@@ -295,3 +295,22 @@ def test_all_turns_of_a_long_chain_cost_no_square_of_it(tmp_path, monkeypatch, i
     )
     assert len(found.rows) + int(note.rpartition(": ")[2]) == 1000 and len(found.rows) > 50
     assert len(read_samples(long, turns="first").rows) == 1000
+
+
+def test_rows_of_evaluations_are_left_out_unless_they_are_wanted(tmp_path) -> None:
+    place = trainer_files.prime_rl(tmp_path)
+    left, wanted = Rows(place), Rows(place, evaluations=True)
+    assert [row.row.get("evaluation") for row in left if row.row.get("evaluation")] == []
+    found = [read.row for read in wanted if read.row.get("evaluation")]
+    assert left.left_out == {"an evaluation within a training run": 1} and not wanted.left_out
+    assert [(row["group"], row["task"]) for row in found] == [("g1", "task-1")] and 100 in wanted.steps
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "slime", "prime_rl"])
+def test_what_is_said_of_a_rollouts_tokens_stands_in_its_first_row_alone(tmp_path, name) -> None:
+    rows = [read.row for read in Rows(getattr(trainer_files, name)(tmp_path))]
+    played = [row for row in rows if row.get("failed") is None]
+    assert [row.get("learned") is not None for row in played] == [not row["turn"] for row in played]
+    said = played[0]["learned"]()
+    assert len(said["ids"]) == len(said["mask"]) == len(said["logprobs"])
+    assert (said["sampled"] is None) == (name != "prime_rl") and any(said["mask"])
