@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,19 @@ replacement, about half."""
 FEWEST = 20
 
 
-def prompts_lost(found: Collected, claims: Claims, data: Path | None) -> Result:
-    """Prompts of the file that were skipped or never played."""
+def prompts_lost(
+    found: Collected, claims: Claims, data: Path | None, decode: Callable[[Sequence[int]], str] | None = None
+) -> Result:
+    """Prompts of the file that were skipped or never played. `decode`: gives the text of ids."""
     name = "prompts_lost"
     if data is None:
         return Result(name, "unknown", "The prompts that were to be played are not given", needs="--data PROMPTS")
     wanted = _wanted(data)
-    steps = _played(found, wanted)
+    steps = _played(found, wanted, decode)
     total = sum(len(own) for own in steps.values())
     if total < len(found.groups) / 2:
         says = f"{total} of {len(found.groups)} groups play a prompt of {data.name}"
-        return Result(name, "unknown", says, needs=f"prompts as text, with columns such as {', '.join(COLUMNS[:3])}")
+        return Result(name, "unknown", says, needs="prompts as text, or --base DIR with the tokenizer of their ids")
     counts = Counter(index for own in steps.values() for index in own)
     never = [index for index in range(len(wanted)) if index not in counts]
     if not never:
@@ -93,15 +95,19 @@ def _wanted(data: Path) -> list[str]:
     return [text for text in texts if text]
 
 
-def _text(prompt: Any) -> str | None:
+def _text(prompt: Any, decode: Callable[[Sequence[int]], str] | None = None) -> str | None:
     """A prompt's text: of messages, the last that is the user's. White space is one space."""
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        prompt = None if decode is None else decode(prompt)
+    elif isinstance(prompt, list):
         said = [one.get("content") for one in prompt if isinstance(one, Mapping) and one.get("role") == "user"]
         prompt = said[-1] if said else None
     return " ".join(prompt.split()) if isinstance(prompt, str) else None
 
 
-def _played(found: Collected, wanted: Sequence[str]) -> dict[int, list[int]]:
+def _played(
+    found: Collected, wanted: Sequence[str], decode: Callable[[Sequence[int]], str] | None
+) -> dict[int, list[int]]:
     """By step, in order: the index of each group's prompt, without those that are not found."""
     by_beginning: dict[str, list[int]] = {}
     for index, text in enumerate(wanted):
@@ -115,7 +121,7 @@ def _played(found: Collected, wanted: Sequence[str]) -> dict[int, list[int]]:
         if prompt is None:
             continue
         if prompt not in known:
-            text = _text(found.prompts.get(prompt)) or ""
+            text = _text(found.prompts.get(prompt), decode) or ""
             exact = places.get(digest(text))
             known[prompt] = exact if exact is not None else _within(text, wanted, by_beginning, sizes)
         if (index := known[prompt]) is not None:

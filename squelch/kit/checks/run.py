@@ -118,6 +118,6 @@ def checked(
     if not found.rows:
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
-    results.append(prompts_lost(found, made, data))
+    results.append(prompts_lost(found, made, data, None if coder is None else coder.text))
     results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), tuple(found.notes), found.rows, made)

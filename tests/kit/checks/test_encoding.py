@@ -166,3 +166,14 @@ def test_a_folder_without_a_tokenizer_is_refused_and_a_checkpoints_is_found(fold
     place.mkdir()
     (place / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     assert tokenizer_folder(None, tmp_path) == place and tokenizer_folder(None, None) is None
+
+
+@pytest.mark.parametrize("write", [verifiers, slime])
+def test_prompts_that_are_ids_are_found_in_a_file_of_prompts_by_their_text(folder, tmp_path, write) -> None:
+    made = rollouts(folder)
+    data = jsonl(tmp_path / "prompts.jsonl", [{"prompt": text} for text in dict.fromkeys(one.prompt for one in made)])
+    path = write(tmp_path / "rows", made)
+    for base, verdict in ((folder, "sound"), (None, "unknown")):
+        found = {one.name: one for one in check(path, base=base, data=data).results}["prompts_lost"]
+        assert found.verdict == verdict, found
+    assert "--base DIR" in found.needs

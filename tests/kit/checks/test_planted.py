@@ -265,3 +265,25 @@ def test_cancelled_rollouts_of_a_stream_are_unknown_and_cuts_at_steps_ends_a_fau
     found = check(verifiers(tmp_path, rollouts))
     (one,) = [one for one in found.results if one.name == "group_sizes"]
     assert one.verdict == "unknown" and one.count == 4 and "cancelled" in one.needs
+
+
+OWN_WRITERS = Path(__file__).parents[1] / "readers"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "written/completions",
+        "written/traces.jsonl",
+        "art_files",
+        "inspect_logs/log.eval",
+        "inspect_logs/log.json",
+        "agents_files/sums",
+        "agents_files/atif.jsonl",
+        "agents_files/conversations.jsonl",
+        "agents_files/sharegpt.jsonl",
+    ],
+)
+def test_files_of_the_programs_own_writers_have_no_fault(name) -> None:
+    found = check(OWN_WRITERS / name)
+    assert found.rows and [(one.name, one.says) for one in found.faults] == []
