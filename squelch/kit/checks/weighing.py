@@ -217,8 +217,8 @@ class Weighing:
     def excludes(self, of: Sequence[int], best: int, other: int, threshold: float) -> bool:
         """Whether samples that fit one candidate exclude another. `threshold`: as of `compare`."""
         if self.recording_temperature is not None:
-            pair = (self.values(of, [c] * len(of), self.recording_temperature) for c in (best, other))
-            found = slope(self.engine(of), *pair, self.rollouts(of))
+            at_best, at_other = (self.values(of, [c] * len(of), self.recording_temperature) for c in (best, other))
+            found = slope(self.engine(of), at_best, at_other, self.rollouts(of))
             if found.decides:
                 return found.is_first
         null, rival = (self._sum(of, [c] * len(of)) for c in (other, best))
