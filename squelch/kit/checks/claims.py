@@ -27,6 +27,8 @@ DTYPES = {
 ABOVE = 3
 """Folders above the data in which they are looked for."""
 MAX_CONFIG = MIB
+LONGEST_LINE = 2_000
+"""Characters of a line of TOML: Python's parser takes time with the square of a dotted key's length."""
 KEYS: Mapping[str, tuple[str, ...]] = {
     "group_size": (
         "actor_rollout_ref.rollout.n",
@@ -153,9 +155,15 @@ def _settings(file: Path) -> dict[str, Any]:
     """The settings in a file by dotted key; none if it cannot be read, as it may be another program's."""
     try:
         text = read_bytes(file, MAX_CONFIG).decode()
-        return dict(_flat(tomllib.loads(text) if file.suffix == ".toml" else parse_yaml(text, str(file))))
+        return dict(_flat(_toml(text) if file.suffix == ".toml" else parse_yaml(text, str(file))))
     except (ValueError, RecursionError):  # of these are Unreadable, and the errors of both parsers
         return {}
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if any(len(line) > LONGEST_LINE for line in text.splitlines()):
+        raise ValueError(f"a line has more than {LONGEST_LINE} characters")
+    return tomllib.loads(text)
 
 
 def _flat(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:

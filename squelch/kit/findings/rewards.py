@@ -96,6 +96,12 @@ def _validation_falls(history: History) -> Level | None:
     return None if found is None else Level(0.0) if found[1] else found[0]
 
 
+def _collapsed(history: History) -> Level | None:
+    """With few validation tasks a zero may be chance."""
+    collapsed, found = history.now("collapsed"), _validation(history)
+    return None if collapsed is None else Level(collapsed if found is None or found[0].value > 0 else 0.0)
+
+
 def _gamed(history: History) -> Level | None:
     raised = history.now("gaming/raised")
     rise, gain = history.now("gaming/variance_rise"), history.now("gaming/success_gain")
@@ -132,7 +138,7 @@ LEVELS: Levels = {
     "criterion_gamed": _gamed,
     "reward_hacked": _hacked,
     "validation_falls": _validation_falls,
-    "success_collapsed": of_key("collapsed"),
+    "success_collapsed": _collapsed,
     "tasks_never_solved": of_key("tasks/never_solved"),
     "tasks_always_solved": of_key("tasks/always_solved"),
     "format_invalid": _format,

@@ -65,6 +65,7 @@ def constant(**faults: float) -> Fault:
 
 
 FALLEN = {"validation/success": 0.2, "validation/success_low": 0.16, "validation/success_high": 0.24}
+GONE = {"validation/success": 0.0, "validation/success_low": 0.0, "validation/success_high": 0.01}
 FAULTY_FROM = 40
 """The first step with the fault."""
 PLANTED: dict[str, tuple[Fault, str, int]] = {
@@ -118,7 +119,11 @@ PLANTED: dict[str, tuple[Fault, str, int]] = {
         "warning",
         41,
     ),
-    "success_collapsed": (constant(collapsed=1.0), "critical", 20),
+    "success_collapsed": (
+        lambda step: {"collapsed": 1.0, **(GONE if step % 20 == 0 else {})},
+        "critical",
+        41,
+    ),
     "tasks_never_solved": (constant(tasks__never_solved=0.8), "notice", 20),
     "tasks_always_solved": (constant(tasks__always_solved=0.8), "notice", 20),
     "entropy_falls": (constant(learner__entropy=0.01), "warning", 20),

@@ -39,6 +39,15 @@ def test_a_planted_fault_is_found_in_time_and_ends_when_it_is_gone(name: str) ->
     assert [change.kind for change in ended] == ["ended"], ended
 
 
+def test_a_success_of_zero_on_few_validation_tasks_is_no_collapse() -> None:
+    findings = Findings()
+    few = {"validation/success": 0.25, "validation/success_low": 0.01, "validation/success_high": 0.8, "collapsed": 0.0}
+    none = {"validation/success": 0.0, "validation/success_low": 0.0, "validation/success_high": 0.6, "collapsed": 1.0}
+    for step, found in enumerate((few, none), 1):
+        findings.step(StepView(step, found))
+    assert findings.open == []
+
+
 def test_a_level_that_swings_around_its_threshold_is_told_once() -> None:
     findings, noise = Findings(), random.Random(0)
     changes = follow(
