@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,15 @@ def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() ->
     assert results["precision"].size.value < 1e-6
     assert results["temperature"].size is not None
     assert results["temperature"].size.value == pytest.approx(1, abs=0.1)
+
+
+def test_without_torch_the_missing_installation_is_named(
+    tmp_path: Path, trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files(tmp_path, trained)
+    monkeypatch.delitem(sys.modules, "squelch.kit.checks.scored", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ValueError, match=r"scoring rows under weights needs .*torch.*install 'squelch-rl\[score\]'"
+    ):
+        check(path, checkpoints=trained[1])
