@@ -224,7 +224,5 @@ def test_without_torch_the_missing_installation_is_named(
     path = files(tmp_path, trained)
     monkeypatch.delitem(sys.modules, "squelch.kit.checks.scored", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        ValueError, match=r"scoring rows under weights needs .*torch.*install 'squelch-rl\[score\]'"
-    ):
+    with pytest.raises(ValueError, match=r"scoring rows under weights needs .*torch.*install 'squelch-rl\[score\]'"):
         check(path, checkpoints=trained[1])
