@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.kit.archive.reader import read_events, read_groups, read_metrics
+from squelch.kit.findings import reasoning
 from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
@@ -25,6 +26,8 @@ TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recove
 """Metrics that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
+OF_SCORES = re.compile(rf"^finding/({'|'.join(reasoning.LEVELS)})/")
+"""Findings about these metrics, which therefore begin at whichever step that is."""
 
 OF_SEVERAL = re.compile(r"_ema|^judge/")
 """Metrics of a scorer step that depend on the scorer steps before it."""
@@ -39,7 +42,10 @@ def groups(run_dir: Path) -> pa.Table:
 def metrics(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
     """(a record a step without times and scorer steps, scorer steps by the step scored, probe evaluations by that of
     the probe)."""
-    lines = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in read_metrics(run_dir)]
+    left_out = (TIMES, OF_SCORES)
+    lines = [
+        {k: v for k, v in line.items() if not any(one.search(k) for one in left_out)} for line in read_metrics(run_dir)
+    ]
     # How far the next step's tickets have got when a step is recorded is a time too.
     for line in (line for line in lines if "ledger/in_flight" in line):
         line["ledger/open"] = line.pop("ledger/in_flight") + line.pop("ledger/buffered")
