@@ -347,18 +347,21 @@ class Session:
 
     async def _sampled(self, call: Call, placed: Placement, path: Path, rule: str) -> Reply:
         try:
-            completion = await self.sample(call)
+            completion = await self._completion(call)
+            self._num_reserved -= call.max_tokens - len(completion.token_ids)
+            async with self._reading:
+                return self._record(call, placed, path, completion, rule)
+        finally:
+            path.busy = False  # not before its reply is recorded: else another call could continue it without
+
+    async def _completion(self, call: Call) -> Completion:
+        try:
+            return await self.sample(call)
         except (GenerationFailed, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
             cause = FailureCause.GENERATION_TIMEOUT if late else FailureCause.GENERATION_ERROR
             self._failure = self._failure or Failure(cause, str(error))
             raise self._unavailable() from error
-        finally:
-            path.busy = False
-        unused = call.max_tokens - len(completion.token_ids)
-        self._num_reserved -= unused
-        async with self._reading:
-            return self._record(call, placed, path, completion, rule)
 
     def _unavailable(self) -> Refused:
         return Refused(

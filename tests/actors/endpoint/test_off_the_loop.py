@@ -136,6 +136,34 @@ def test_a_turn_that_is_sampled_while_another_call_is_placed_is_recorded_behind_
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(order))
 
 
+def test_a_call_that_is_placed_before_a_turn_is_recorded_does_not_continue_its_segment(hanging: Hanging) -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            gate.set()
+            said = await client.said(USER)
+            gate.clear()
+            asked = [asyncio.create_task(client.said(USER, said, USER))]
+            await until(lambda: len(policy.calls) == 2)
+            asked.append(asyncio.create_task(client.said(USER, tools=[hanging.tool])))
+            await until(hanging.has_begun.is_set)
+            asked.append(asyncio.create_task(client.said(USER, said, USER)))
+            await until(lambda: sum(map(len, session._answers.values())) == 4)
+            gate.set()
+            await until(lambda: len(policy.answers) == 2)
+            hanging.may_end.set()
+            await asyncio.gather(*asked)
+            return policy, await session.end()
+
+    policy, recorded = run(play())
+    assert recorded.causes == ("", "other tools", "branch") and recorded.calls == ((0, 0), (0, 1), (1, 0), (2, 0))
+    first, second = policy.calls[1], policy.calls[3]
+    np.testing.assert_array_equal(first.prompt_ids, second.prompt_ids)
+    branch = np.concatenate([second.prompt_ids, policy.answers[3]])
+    np.testing.assert_array_equal(recorded.segments[2].token_ids(), branch)
+
+
 def test_bodies_and_messages_that_are_long_are_read_and_encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "no " * (server.LARGE_BYTES // 2)
     seen: set[str] = set()
