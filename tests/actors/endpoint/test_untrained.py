@@ -134,6 +134,27 @@ def test_each_kind_is_fed_the_ids_that_the_other_sampled_and_only_trained_ones_a
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], trained)
 
 
+def test_a_reply_that_both_kinds_gave_in_one_text_is_fed_to_each_in_its_own_ids() -> None:
+    async def play(titled: bool):
+        policy = Policy("<think>one and two</think>Yes.", *["<think>a title</think>Yes."] * titled, "No.")
+        async with playing(policy, untrained=titles) as (session, client):
+            first = await client.said(USER)
+            bare = {"role": "assistant", "content": first["content"]}
+            if titled:
+                assert (await client.said(TITLE, model="title"))["content"] == first["content"]
+            await client.said(USER, bare, USER, tools=[TOOL])
+            if titled:
+                await client.said(TITLE, bare, USER, model="title", tools=[TOOL])
+            return policy, await session.end()
+
+    (_, bare), (policy, titled) = run(play(False)), run(play(True))
+    same(bare, titled)
+    assert bare.causes == ("", "other tools")
+    trained, untrained = (shown(call.prompt_ids) for call in policy.calls[2:])
+    assert "<think>one and two</think>Yes." in trained and "a title" not in trained
+    assert "<think>a title</think>Yes." in untrained and "one and two" not in untrained
+
+
 def test_untrained_calls_use_up_none_of_the_trained_ones_and_have_the_endpoints_bound() -> None:
     async def play(*models: str, **bounds: Any):
         async with playing(Policy("Yes."), untrained=titles, **bounds) as (session, client):
