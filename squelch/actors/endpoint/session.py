@@ -71,6 +71,7 @@ from squelch.actors.rollout.stop_strings import behind_reasoning
 from squelch.envs.contract import AgentCall
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Untrained
+from squelch.kit.untrusted.files import Unreadable
 
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16
@@ -290,6 +291,8 @@ class Session:
         place = self._conversation(rule).place
         try:
             return await asyncio.get_running_loop().run_in_executor(self.threads, place, request)
+        except Unreadable as error:
+            raise Refused(503, "rendering_failed", str(error), retry=True) from error
         except ValueError as error:
             what = "tools" if isinstance(error, ToolsRefused) else "messages"
             raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
