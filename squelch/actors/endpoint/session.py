@@ -104,10 +104,11 @@ a segment was begun before; number of the call in the segment, from 0)."""
 @dataclass(frozen=True)
 class Recorded:
     """A trajectory's tokens. `causes`: why each segment was begun, that of the first empty; `calls`: (segment, turn in
-    it) of each trained call that sampled, in order of arrival; `truncated`: whether a bound refused a call; `failure`:
-    why sampling failed; `text`: the content of the answer to the last of the calls; `counts`: of calls, of refused ones
-    and of fields of requests, by name (`actors.endpoint.metrics`); `untrained`: the calls that are not trained on;
-    `fault`: what else than the policy may have ended the agent, in words, empty if nothing."""
+    it) of each trained call that sampled, in order of arrival; `truncated`: whether a bound refused a request, but for
+    calls that are not trained on; `failure`: why sampling failed; `text`: the content of the answer to the last of the
+    calls; `counts`: of calls, of refused ones and of fields of requests, by name (`actors.endpoint.metrics`);
+    `untrained`: the calls that are not trained on; `fault`: what else than the policy may have ended the agent, in
+    words, empty if nothing."""
 
     segments: tuple[Transcript, ...]
     causes: tuple[str, ...]
@@ -238,11 +239,11 @@ class Session:
     async def _answered(self, request: Request, answer: Answer, countable: Callable[[str], str], rule: str) -> Reply:
         async with self._reading:
             self._require_room(rule)
-            self._require_short(request)
+            self._require_short(request, rule)
             placed = await self._placed(request, rule)
             self._require_room(rule)
             limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
-            self._require_fitting(placed, limit)
+            self._require_fitting(placed, limit, rule)
             path = self._conversation(rule).begin(placed)
             if rule:
                 self._rules.setdefault(path.number, rule)
@@ -311,19 +312,19 @@ class Session:
         if self._failure is not None:
             raise self._unavailable()
         if self._num_calls >= self.config.max_calls or (not rule and self._num_trained >= self._most_calls):
-            self._truncated = True
+            self._truncated |= not rule
             made = self._num_calls if rule else self._num_trained
             raise Refused(429, "too_many_calls", f"the trajectory has made its {made} calls; end it")
 
-    def _require_short(self, request: Request) -> None:
+    def _require_short(self, request: Request, rule: str) -> None:
         """Raises Refused for messages that exceed the context however they are encoded, before they are."""
         most = self.max_model_len * self.one.most_characters
         given = [one.content for one in request.messages if one.role != "assistant"]  # templates leave parts of it out
         if sum(map(len, given)) > most and (number := sum(len("".join(text.split())) for text in given)) > most:
-            raise self._exceeding(f"the messages have {number} characters, which are more tokens than")
+            raise self._exceeding(f"the messages have {number} characters, which are more tokens than", rule)
 
-    def _exceeding(self, what: str) -> Refused:
-        self._truncated = True
+    def _exceeding(self, what: str, rule: str) -> Refused:
+        self._truncated |= not rule
         return Refused(
             400,
             "context_length_exceeded",
@@ -331,14 +332,14 @@ class Session:
             "messages",
         )
 
-    def _require_fitting(self, placed: Placement, limit: int) -> None:
+    def _require_fitting(self, placed: Placement, limit: int, rule: str) -> None:
         needed = len(placed.prompt) + limit
         if needed > self.max_model_len:
             raise self._exceeding(
-                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed"
+                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed", rule
             )
         if self._num_reserved + len(placed.prompt) - placed.num_kept + limit > self.config.max_tokens:
-            self._truncated = True
+            self._truncated |= not rule
             raise Refused(
                 429,
                 "too_many_tokens",

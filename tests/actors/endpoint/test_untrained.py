@@ -164,7 +164,25 @@ def test_untrained_calls_use_up_none_of_the_trained_ones_and_have_the_endpoints_
     found, recorded = run(play("title", "m", "title", "m", most_calls=1))
     assert found == [200, 200, 200, 429] and recorded.calls == ((0, 0),) and len(recorded.untrained) == 2
     found, recorded = run(play("title", "title", "title", max_calls=2))
-    assert found == [200, 200, 429] and recorded.truncated
+    assert found == [200, 200, 429] and recorded.fault
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"), [({"max_calls": 1}, "Hi."), ({"max_tokens": 195}, "Hi."), ({}, "x" * 2**20), ({}, "x " * 4096)]
+)
+def test_a_bound_that_refuses_a_call_truncates_the_trajectory_only_if_it_is_trained_on(
+    bounds: dict[str, Any], text: str
+) -> None:
+    async def play(model: str):
+        async with playing(Policy("Yes."), untrained=titles, max_request_bytes=2**21, **bounds) as (session, client):
+            await client.said(USER)
+            refused = await client.ask({"role": "user", "content": text}, model=model)
+            assert refused.status_code in (400, 429), refused.text
+            return await session.end()
+
+    trained, untrained = run(play("m")), run(play("title"))
+    assert (trained.truncated, untrained.truncated) == (True, False)
+    assert trained.fault == untrained.fault != ""
 
 
 def test_a_retry_of_an_untrained_call_is_sampled_once_and_the_count_is_exact() -> None:
