@@ -330,6 +330,7 @@ class Endpoint:
         answer: Answer,
         headers: Mapping[str, str],
     ) -> web.StreamResponse:
+        after = session.refused_last
         opened = await self._opened(request, writer, answer, headers) if writer.is_stream else None
         try:
             reply = await _outcome(answer)
@@ -346,7 +347,7 @@ class Endpoint:
             response, last = opened, writer.rest(reply)
         sent = await self._write(request, response, last, ends=True)
         if sent:
-            session.sent(answer)
+            session.sent(answer, after)
         comes_again = writer.is_stream and dialect.repeats_cut and reply.finish == "length"
         answer.delivered = answer.delivered or (sent and not comes_again)
         return response

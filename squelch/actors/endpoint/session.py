@@ -185,6 +185,8 @@ class Session:
     in_progress: int = field(default=0, init=False)
     """Requests that are being answered."""
     counts: Counter[str] = field(default_factory=Counter, init=False)
+    refused_last: Refused | None = field(default=None, init=False)
+    """The last refusal, if no request was answered that was made after it."""
 
     def __post_init__(self) -> None:
         self._trained, self._reading = Conversation(self.one), asyncio.Lock()
@@ -197,7 +199,6 @@ class Session:
         self._truncated = False
         self._failure: Failure | None = None
         self._fault = ""
-        self._refused_last: Refused | None = None
 
     # --- requests ---
 
@@ -418,14 +419,16 @@ class Session:
             tuple(zip(spelled, completion.log_probs.tolist(), strict=False)),
         )
 
-    def sent(self, answer: Answer) -> None:
-        """Notes that a client took all of an answer."""
-        answer.sent, self._refused_last = True, None
+    def sent(self, answer: Answer, after: Refused | None) -> None:
+        """Notes that a client took all of an answer. `after`: `refused_last` when it asked for it."""
+        answer.sent = True
+        if self.refused_last is after:
+            self.refused_last = None
 
     def refused(self, refused: Refused) -> None:
         """Notes what a request got in place of an answer."""
         self.counts["refused"] += 1
-        self._refused_last = refused
+        self.refused_last = refused
         if refused.status not in _WRONG or refused.code in _NOT_WRONG:
             self.blame(f"a request was refused ({refused.code})")
 
@@ -456,8 +459,8 @@ class Session:
         answers = [one for found in self._answers.values() for one in found]
         if not all(one.sent for one in answers):
             self.blame("the client was gone before it had the answer to a call")
-        if self._refused_last is not None:
-            self.blame(f"the last request was refused ({self._refused_last.code})")
+        if self.refused_last is not None:
+            self.blame(f"the last request was refused ({self.refused_last.code})")
         tasks = [one.task for one in answers if not one.task.done()]
         for task in tasks:
             task.cancel()
