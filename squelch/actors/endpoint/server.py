@@ -52,7 +52,7 @@ from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, ma
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.dialect import Dialect, Writer
 from squelch.actors.endpoint.models import model, models
-from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
+from squelch.actors.endpoint.session import GONE, Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
 from squelch.envs.contract import AgentCall
 from squelch.kit.untrusted.files import Unreadable
@@ -258,7 +258,10 @@ class Endpoint:
                 )
             chat, writer, key, rule = await self._read(await self._body(request, session), request, dialect, session)
             if counts and dialect.count is not None:
-                return await self._send(request, dialect.count(await session.num_fed(chat, rule)), 200, _told(chat))
+                response = _response(dialect.count(await session.num_fed(chat, rule)), 200, _told(chat))
+                if not await self._write(request, response, ends=True):
+                    session.blame(GONE)
+                return response
             answer = self._answer(request, session, chat, key, rule)
             client = request.transport
             answer.clients |= {client} if client is not None else set()

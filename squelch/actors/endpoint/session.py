@@ -76,6 +76,7 @@ from squelch.kit.untrusted.files import Unreadable
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16
 """Requests of a trajectory, refused ones too, for each call that it may make."""
+GONE = "the client was gone before it had the answer to a request"
 _WRONG, _NOT_WRONG = frozenset({400, 401, 404, 405, 415}), frozenset({"context_length_exceeded", "incomplete_request"})
 """Status codes of requests that are wrong themselves, and the codes among them that say something else."""
 
@@ -457,8 +458,8 @@ class Session:
             self.is_open = False
             self.on_end(self)
         answers = [one for found in self._answers.values() for one in found]
-        if not all(one.sent for one in answers):
-            self.blame("the client was gone before it had the answer to a call")
+        if self.in_progress or not all(one.sent for one in answers):
+            self.blame(GONE)
         if self.refused_last is not None:
             self.blame(f"the last request was refused ({self.refused_last.code})")
         tasks = [one.task for one in answers if not one.task.done()]

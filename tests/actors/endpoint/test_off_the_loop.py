@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.endpoint import server
+from squelch.actors.endpoint.session import Recorded
 from squelch.kit.text.chat_template import ChatTemplate
 from squelch.kit.text.control_tokens import TextEncoder
 from tests.actors.endpoint.support import (
@@ -162,6 +163,32 @@ def test_a_call_that_is_placed_before_a_turn_is_recorded_does_not_continue_its_s
     np.testing.assert_array_equal(first.prompt_ids, second.prompt_ids)
     branch = np.concatenate([second.prompt_ids, policy.answers[3]])
     np.testing.assert_array_equal(recorded.segments[2].token_ids(), branch)
+
+
+@pytest.mark.parametrize("goes_first", [True, False])
+def test_a_count_that_its_client_did_not_get_is_a_fault(hanging: Hanging, goes_first: bool) -> None:
+    function = hanging.tool["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+
+    async def play() -> Recorded:
+        async with serving() as endpoint:
+            session = endpoint.open(Policy("Yes."), seeds, LIMIT)
+            async with Client(session) as client:
+                body = {"messages": [USER], "tools": [tool]}
+                asked = asyncio.create_task(client.post("/v1/messages/count_tokens", json=body))
+                await until(hanging.has_begun.is_set)
+                if goes_first:
+                    asked.cancel()
+                    assert endpoint._http is not None
+                    await until(lambda: not endpoint._http._open)
+                    hanging.may_end.set()
+                    await until(lambda: not session.in_progress)
+                recorded = await session.end()
+                hanging.may_end.set()
+                await asyncio.wait({asked})
+                return recorded
+
+    assert run(play()).fault == "the client was gone before it had the answer to a request"
 
 
 def test_bodies_and_messages_that_are_long_are_read_and_encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,12 @@ async def gone_within_a_request(client: Client, seed: int) -> None:
     assert await client.ask("c") == 200
 
 
+async def within_a_request(client: Client, seed: int) -> None:
+    await two_calls(client, seed)
+    client.stage.kept = await client.begin(b"content-length: 100\r\n\r\n{")
+    await until(lambda: client.stage.session.in_progress)
+
+
 async def at_once(client: Client, seed: int) -> None:
     await two_calls(client, seed)
     asked = [asyncio.create_task(client.ask(f"slow {number}")) for number in range(3)]
@@ -291,6 +297,7 @@ FAULTS: dict[str, tuple[Doing, dict[str, Any], str]] = {
     "the client went before its answer": (gone_before_the_answer, {}, "gone before it had the answer"),
     "a call was in flight": (a_call_in_flight, {}, "gone before it had the answer"),
     "the client went within its request": (gone_within_a_request, {}, "incomplete_request"),
+    "a request was coming": (within_a_request, {}, "gone before it had the answer"),
     "too many calls at once": (at_once, {"max_parallel": 2}, "too_many_at_once"),
     "too many connections": (many_connections, {"max_connections": 3}, "too many connections"),
     "the bound on calls": (too_many, {"max_calls": 2}, "too_many_calls"),
