@@ -355,8 +355,13 @@ class Session:
         try:
             completion = await self._completion(call)
             self._num_reserved -= call.max_tokens - len(completion.token_ids)
-            async with self._reading:
-                return self._record(call, placed, path, completion, rule)
+            record = partial(self._record, call, placed, path, completion, rule)
+            try:
+                async with self._reading:
+                    return record()
+            except asyncio.CancelledError:  # at the `end`: what is being placed meanwhile is dropped
+                record()
+                raise
         finally:
             path.busy = False  # not before its reply is recorded: else another call could continue it without
 

@@ -165,6 +165,27 @@ def test_a_call_that_is_placed_before_a_turn_is_recorded_does_not_continue_its_s
     np.testing.assert_array_equal(recorded.segments[2].token_ids(), branch)
 
 
+def test_a_turn_that_was_sampled_before_the_end_is_recorded_while_another_call_is_placed(hanging: Hanging) -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            asked = [asyncio.create_task(client.ask(USER))]
+            await until(lambda: policy.calls)
+            asked.append(asyncio.create_task(client.ask(USER, tools=[hanging.tool])))
+            await until(hanging.has_begun.is_set)
+            gate.set()
+            await until(lambda: policy.answers)
+            recorded = await session.end()
+            hanging.may_end.set()
+            return await asyncio.gather(*asked), policy, recorded
+
+    answers, policy, recorded = run(play())
+    assert [one.status_code for one in answers] == [410, 410] and recorded.calls == ((0, 0),) and recorded.text == "Yes."
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], policy.answers[0])
+
+
 @pytest.mark.parametrize("goes_first", [True, False])
 def test_a_count_that_its_client_did_not_get_is_a_fault(hanging: Hanging, goes_first: bool) -> None:
     function = hanging.tool["function"]
