@@ -19,7 +19,7 @@ Invariants:
 - Nothing is sampled after `end`.
 - Whatever may end an agent through no fault of the policy is kept as the `fault`: each refusal for the run's bounds or
   its load; a request or an answer that did not arrive whole; a refusal of any kind after which no answer came; a
-  connection that the server had to end.
+  connection that the server had to end; a head that it could not read.
 - A request's place and its ids are found in a thread: neither a template's process nor the encoding of a long message
   blocks another trajectory. A conversation is read there, or changed in the event loop, and never both at once
   (`_reading`).

@@ -231,6 +231,11 @@ async def within_a_request(client: Client, seed: int) -> None:
     await until(lambda: client.stage.session.in_progress)
 
 
+async def a_head_too_long(client: Client, seed: int) -> None:
+    await two_calls(client, seed)
+    assert (await client.get("/v1/models", headers={"x": "y" * 9000})).status_code == 400
+
+
 async def at_once(client: Client, seed: int) -> None:
     await two_calls(client, seed)
     asked = [asyncio.create_task(client.ask(f"slow {number}")) for number in range(3)]
@@ -298,6 +303,7 @@ FAULTS: dict[str, tuple[Doing, dict[str, Any], str]] = {
     "a call was in flight": (a_call_in_flight, {}, "gone before it had the answer"),
     "the client went within its request": (gone_within_a_request, {}, "incomplete_request"),
     "a request was coming": (within_a_request, {}, "gone before it had the answer"),
+    "a request with too long a head": (a_head_too_long, {}, "could not read the head of a request"),
     "too many calls at once": (at_once, {"max_parallel": 2}, "too_many_at_once"),
     "too many connections": (many_connections, {"max_connections": 3}, "too many connections"),
     "the bound on calls": (too_many, {"max_calls": 2}, "too_many_calls"),
