@@ -214,7 +214,9 @@ class Conversation:
 
     def _reply(self, message: Message) -> Replied | None:
         """The latest reply of this conversation that a message stands for; if there is none, the other one's."""
-        return self._own_reply(message) or (self._beside and self._beside._own_reply(message))
+        if (own := self._own_reply(message)) is not None or self._beside is None:
+            return own
+        return self._beside._own_reply(message)
 
     def _own_reply(self, message: Message) -> Replied | None:
         known = self._known.get((message.content.strip(), message.calls), ())

@@ -181,7 +181,8 @@ def test_a_turn_that_was_sampled_before_the_end_is_recorded_while_another_call_i
             return await asyncio.gather(*asked), policy, recorded
 
     answers, policy, recorded = run(play())
-    assert [one.status_code for one in answers] == [410, 410] and recorded.calls == ((0, 0),) and recorded.text == "Yes."
+    assert [one.status_code for one in answers] == [410, 410]
+    assert recorded.calls == ((0, 0),) and recorded.text == "Yes."
     joint = whole(recorded)
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], policy.answers[0])
 

@@ -432,7 +432,9 @@ async def cut_streams(client: Client, seed: int) -> None:
     assert await client.ask("b") == 200
 
 
-@pytest.mark.parametrize("doing", [asked_again, asked_again_after_a_refusal, corrected, cut_streams], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "doing", [asked_again, asked_again_after_a_refusal, corrected, cut_streams], ids=lambda one: one.__name__
+)
 def test_what_the_agent_got_over_leaves_the_reward(codec: ChatCodec, doing: Doing) -> None:
     (one,) = played(codec, doing).trajectories
     assert one.failure is None and one.failure_rewarded == SAID and one.episode_return == -0.5
