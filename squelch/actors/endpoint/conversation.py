@@ -20,7 +20,8 @@ Invariants:
   where it does, and every new segment is fed what the template writes for the whole history: nothing is spliced.
 - Ids of calls are not part of what is rendered: calls are numbered there in their order.
 - Calls that are not trained on are a conversation of their own, with segments, numbers and seeds of its own, so that no
-  trained segment depends on them. The two know each other's replies alone, whose ids are never encoded again.
+  trained segment depends on them. The two know each other's replies alone, whose ids are never encoded again. A message
+  that equals replies of both stands for its own conversation's.
 
 | cause of a new segment | the request |
 |---|---|
@@ -135,7 +136,10 @@ class Conversation:
     def __init__(self, one: Format, beside: Conversation | None = None) -> None:
         self._format = one
         self.paths: list[Path] = []
-        self._known: dict[tuple[str, tuple[ToolUse, ...]], list[Replied]] = {} if beside is None else beside._known
+        self._known: dict[tuple[str, tuple[ToolUse, ...]], list[Replied]] = {}
+        self._beside = beside
+        if beside is not None:
+            beside._beside = self
 
     # --- where a request belongs ---
 
@@ -209,7 +213,12 @@ class Conversation:
     # --- the ids of a history ---
 
     def _reply(self, message: Message) -> Replied | None:
-        """The latest reply that a message stands for."""
+        """The latest reply of this conversation that a message stands for; if there is none, the other one's."""
+        if (own := self._own_reply(message)) is not None or self._beside is None:
+            return own
+        return self._beside._own_reply(message)
+
+    def _own_reply(self, message: Message) -> Replied | None:
         known = self._known.get((message.content.strip(), message.calls), ())
         return next((one for one in reversed(known) if one.is_meant_by(message)), None)
 

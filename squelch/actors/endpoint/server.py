@@ -45,14 +45,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.web_protocol import ERROR, RequestHandler
 
 from squelch.actors.endpoint import chat_api, messages_api, responses_api
 from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, malformed, model_at
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.dialect import Dialect, Writer
 from squelch.actors.endpoint.models import model, models
-from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
+from squelch.actors.endpoint.session import GONE, Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
 from squelch.envs.contract import AgentCall
 from squelch.kit.untrusted.files import Unreadable
@@ -86,7 +87,7 @@ class _Http(web.Server):
     """The connections, at most so many. One too many ends the oldest that waits for a request, so that whoever holds
     connections keeps nobody out; if all are `busy` with one, it is ended itself. Refused requests go first."""
 
-    def __init__(self, handler: Any, most: int, timeout_s: float, on_surplus: Callable[[], None]) -> None:
+    def __init__(self, handler: Any, most: int, timeout_s: float, blame: Callable[[str], None]) -> None:
         super().__init__(
             handler,
             keepalive_timeout=timeout_s,
@@ -98,7 +99,7 @@ class _Http(web.Server):
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_FIELDS,
         )
-        self._most, self._on_surplus = most, on_surplus
+        self._most, self._blame = most, blame
         self._open: OrderedDict[RequestHandler, asyncio.Transport] = OrderedDict()
         self.busy: set[RequestHandler] = set()
         """Connections with a request that is being answered."""
@@ -110,7 +111,12 @@ class _Http(web.Server):
         if len(self._open) > self._most:
             ended = next((one for one in self._open if one not in self.busy), handler)
             self._open.pop(ended).abort()
-            self._on_surplus()
+            self._blame("the endpoint had too many connections, and ended one")
+
+    def _make_request(self, message: RawRequestMessage, *others: Any) -> web.BaseRequest:
+        if message is ERROR:
+            self._blame("the endpoint could not read the head of a request")
+        return super()._make_request(message, *others)
 
     def spare(self, handler: RequestHandler) -> None:
         """Makes a connection, whose request is refused, the first to be ended."""
@@ -141,7 +147,7 @@ class Endpoint:
         """Listens on a free port. OSError if the address is none of this machine."""
         loop = asyncio.get_running_loop()
         most, timeout_s = self._config.max_connections, self._config.request_timeout_s
-        self._http = _Http(self._handle, most, timeout_s, self._blame_surplus)
+        self._http = _Http(self._handle, most, timeout_s, self._blame_all)
         self._listening = await loop.create_server(self._http, self._config.host, 0, backlog=1024)
         self._base_url = _url(self._config.host, self._listening.sockets[0].getsockname()[1])
 
@@ -198,10 +204,10 @@ class Endpoint:
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def _blame_surplus(self) -> None:
-        """Whose connection was ended is not known: its token had not come."""
+    def _blame_all(self, fault: str) -> None:
+        """Whose connection or request it was is not known: its token was not read."""
         for session in self._sessions.values():
-            session.blame("the endpoint had too many connections, and ended one")
+            session.blame(fault)
 
     # --- one request ---
 
@@ -258,7 +264,10 @@ class Endpoint:
                 )
             chat, writer, key, rule = await self._read(await self._body(request, session), request, dialect, session)
             if counts and dialect.count is not None:
-                return await self._send(request, dialect.count(await session.num_fed(chat, rule)), 200, _told(chat))
+                response = _response(dialect.count(await session.num_fed(chat, rule)), 200, _told(chat))
+                if not await self._write(request, response, ends=True):
+                    session.blame(GONE)
+                return response
             answer = self._answer(request, session, chat, key, rule)
             client = request.transport
             answer.clients |= {client} if client is not None else set()
@@ -330,6 +339,7 @@ class Endpoint:
         answer: Answer,
         headers: Mapping[str, str],
     ) -> web.StreamResponse:
+        after = session.refused_last
         opened = await self._opened(request, writer, answer, headers) if writer.is_stream else None
         try:
             reply = await _outcome(answer)
@@ -346,7 +356,7 @@ class Endpoint:
             response, last = opened, writer.rest(reply)
         sent = await self._write(request, response, last, ends=True)
         if sent:
-            session.sent(answer)
+            session.sent(answer, after)
         comes_again = writer.is_stream and dialect.repeats_cut and reply.finish == "length"
         answer.delivered = answer.delivered or (sent and not comes_again)
         return response

@@ -19,7 +19,7 @@ Invariants:
 - Nothing is sampled after `end`.
 - Whatever may end an agent through no fault of the policy is kept as the `fault`: each refusal for the run's bounds or
   its load; a request or an answer that did not arrive whole; a refusal of any kind after which no answer came; a
-  connection that the server had to end.
+  connection that the server had to end; a head that it could not read.
 - A request's place and its ids are found in a thread: neither a template's process nor the encoding of a long message
   blocks another trajectory. A conversation is read there, or changed in the event loop, and never both at once
   (`_reading`).
@@ -71,10 +71,12 @@ from squelch.actors.rollout.stop_strings import behind_reasoning
 from squelch.envs.contract import AgentCall
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Untrained
+from squelch.kit.untrusted.files import Unreadable
 
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16
 """Requests of a trajectory, refused ones too, for each call that it may make."""
+GONE = "the client was gone before it had the answer to a request"
 _WRONG, _NOT_WRONG = frozenset({400, 401, 404, 405, 415}), frozenset({"context_length_exceeded", "incomplete_request"})
 """Status codes of requests that are wrong themselves, and the codes among them that say something else."""
 
@@ -103,10 +105,11 @@ a segment was begun before; number of the call in the segment, from 0)."""
 @dataclass(frozen=True)
 class Recorded:
     """A trajectory's tokens. `causes`: why each segment was begun, that of the first empty; `calls`: (segment, turn in
-    it) of each trained call that sampled, in order of arrival; `truncated`: whether a bound refused a call; `failure`:
-    why sampling failed; `text`: the content of the answer to the last of the calls; `counts`: of calls, of refused ones
-    and of fields of requests, by name (`actors.endpoint.metrics`); `untrained`: the calls that are not trained on;
-    `fault`: what else than the policy may have ended the agent, in words, empty if nothing."""
+    it) of each trained call that sampled, in order of arrival; `truncated`: whether a bound refused a request, but for
+    calls that are not trained on; `failure`: why sampling failed; `text`: the content of the answer to the last of the
+    calls; `counts`: of calls, of refused ones and of fields of requests, by name (`actors.endpoint.metrics`);
+    `untrained`: the calls that are not trained on; `fault`: what else than the policy may have ended the agent, in
+    words, empty if nothing."""
 
     segments: tuple[Transcript, ...]
     causes: tuple[str, ...]
@@ -183,6 +186,8 @@ class Session:
     in_progress: int = field(default=0, init=False)
     """Requests that are being answered."""
     counts: Counter[str] = field(default_factory=Counter, init=False)
+    refused_last: Refused | None = field(default=None, init=False)
+    """The last refusal, if no request was answered that was made after it."""
 
     def __post_init__(self) -> None:
         self._trained, self._reading = Conversation(self.one), asyncio.Lock()
@@ -195,7 +200,6 @@ class Session:
         self._truncated = False
         self._failure: Failure | None = None
         self._fault = ""
-        self._refused_last: Refused | None = None
 
     # --- requests ---
 
@@ -237,11 +241,11 @@ class Session:
     async def _answered(self, request: Request, answer: Answer, countable: Callable[[str], str], rule: str) -> Reply:
         async with self._reading:
             self._require_room(rule)
-            self._require_short(request)
+            self._require_short(request, rule)
             placed = await self._placed(request, rule)
             self._require_room(rule)
             limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
-            self._require_fitting(placed, limit)
+            self._require_fitting(placed, limit, rule)
             path = self._conversation(rule).begin(placed)
             if rule:
                 self._rules.setdefault(path.number, rule)
@@ -290,6 +294,8 @@ class Session:
         place = self._conversation(rule).place
         try:
             return await asyncio.get_running_loop().run_in_executor(self.threads, place, request)
+        except Unreadable as error:
+            raise Refused(503, "rendering_failed", str(error), retry=True) from error
         except ValueError as error:
             what = "tools" if isinstance(error, ToolsRefused) else "messages"
             raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
@@ -308,19 +314,19 @@ class Session:
         if self._failure is not None:
             raise self._unavailable()
         if self._num_calls >= self.config.max_calls or (not rule and self._num_trained >= self._most_calls):
-            self._truncated = True
+            self._truncated |= not rule
             made = self._num_calls if rule else self._num_trained
             raise Refused(429, "too_many_calls", f"the trajectory has made its {made} calls; end it")
 
-    def _require_short(self, request: Request) -> None:
+    def _require_short(self, request: Request, rule: str) -> None:
         """Raises Refused for messages that exceed the context however they are encoded, before they are."""
         most = self.max_model_len * self.one.most_characters
         given = [one.content for one in request.messages if one.role != "assistant"]  # templates leave parts of it out
         if sum(map(len, given)) > most and (number := sum(len("".join(text.split())) for text in given)) > most:
-            raise self._exceeding(f"the messages have {number} characters, which are more tokens than")
+            raise self._exceeding(f"the messages have {number} characters, which are more tokens than", rule)
 
-    def _exceeding(self, what: str) -> Refused:
-        self._truncated = True
+    def _exceeding(self, what: str, rule: str) -> Refused:
+        self._truncated |= not rule
         return Refused(
             400,
             "context_length_exceeded",
@@ -328,14 +334,14 @@ class Session:
             "messages",
         )
 
-    def _require_fitting(self, placed: Placement, limit: int) -> None:
+    def _require_fitting(self, placed: Placement, limit: int, rule: str) -> None:
         needed = len(placed.prompt) + limit
         if needed > self.max_model_len:
             raise self._exceeding(
-                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed"
+                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed", rule
             )
         if self._num_reserved + len(placed.prompt) - placed.num_kept + limit > self.config.max_tokens:
-            self._truncated = True
+            self._truncated |= not rule
             raise Refused(
                 429,
                 "too_many_tokens",
@@ -347,18 +353,26 @@ class Session:
 
     async def _sampled(self, call: Call, placed: Placement, path: Path, rule: str) -> Reply:
         try:
-            completion = await self.sample(call)
+            completion = await self._completion(call)
+            self._num_reserved -= call.max_tokens - len(completion.token_ids)
+            record = partial(self._record, call, placed, path, completion, rule)
+            try:
+                async with self._reading:
+                    return record()
+            except asyncio.CancelledError:  # at the `end`: what is being placed meanwhile is dropped
+                record()
+                raise
+        finally:
+            path.busy = False  # not before its reply is recorded: else another call could continue it without
+
+    async def _completion(self, call: Call) -> Completion:
+        try:
+            return await self.sample(call)
         except (GenerationFailed, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
             cause = FailureCause.GENERATION_TIMEOUT if late else FailureCause.GENERATION_ERROR
             self._failure = self._failure or Failure(cause, str(error))
             raise self._unavailable() from error
-        finally:
-            path.busy = False
-        unused = call.max_tokens - len(completion.token_ids)
-        self._num_reserved -= unused
-        async with self._reading:
-            return self._record(call, placed, path, completion, rule)
 
     def _unavailable(self) -> Refused:
         return Refused(
@@ -411,14 +425,16 @@ class Session:
             tuple(zip(spelled, completion.log_probs.tolist(), strict=False)),
         )
 
-    def sent(self, answer: Answer) -> None:
-        """Notes that a client took all of an answer."""
-        answer.sent, self._refused_last = True, None
+    def sent(self, answer: Answer, after: Refused | None) -> None:
+        """Notes that a client took all of an answer. `after`: `refused_last` when it asked for it."""
+        answer.sent = True
+        if self.refused_last is after:
+            self.refused_last = None
 
     def refused(self, refused: Refused) -> None:
         """Notes what a request got in place of an answer."""
         self.counts["refused"] += 1
-        self._refused_last = refused
+        self.refused_last = refused
         if refused.status not in _WRONG or refused.code in _NOT_WRONG:
             self.blame(f"a request was refused ({refused.code})")
 
@@ -447,10 +463,10 @@ class Session:
             self.is_open = False
             self.on_end(self)
         answers = [one for found in self._answers.values() for one in found]
-        if not all(one.sent for one in answers):
-            self.blame("the client was gone before it had the answer to a call")
-        if self._refused_last is not None:
-            self.blame(f"the last request was refused ({self._refused_last.code})")
+        if self.in_progress or not all(one.sent for one in answers):
+            self.blame(GONE)
+        if self.refused_last is not None:
+            self.blame(f"the last request was refused ({self.refused_last.code})")
         tasks = [one.task for one in answers if not one.task.done()]
         for task in tasks:
             task.cancel()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.endpoint import server
+from squelch.actors.endpoint.session import Recorded
 from squelch.kit.text.chat_template import ChatTemplate
 from squelch.kit.text.control_tokens import TextEncoder
 from tests.actors.endpoint.support import (
@@ -134,6 +135,82 @@ def test_a_turn_that_is_sampled_while_another_call_is_placed_is_recorded_behind_
     joint = whole(recorded)
     order = [policy.answers[0], policy.answers[2], policy.answers[1]]
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(order))
+
+
+def test_a_call_that_is_placed_before_a_turn_is_recorded_does_not_continue_its_segment(hanging: Hanging) -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            gate.set()
+            said = await client.said(USER)
+            gate.clear()
+            asked = [asyncio.create_task(client.said(USER, said, USER))]
+            await until(lambda: len(policy.calls) == 2)
+            asked.append(asyncio.create_task(client.said(USER, tools=[hanging.tool])))
+            await until(hanging.has_begun.is_set)
+            asked.append(asyncio.create_task(client.said(USER, said, USER)))
+            await until(lambda: sum(map(len, session._answers.values())) == 4)
+            gate.set()
+            await until(lambda: len(policy.answers) == 2)
+            hanging.may_end.set()
+            await asyncio.gather(*asked)
+            return policy, await session.end()
+
+    policy, recorded = run(play())
+    assert recorded.causes == ("", "other tools", "branch") and recorded.calls == ((0, 0), (0, 1), (1, 0), (2, 0))
+    first, second = policy.calls[1], policy.calls[3]
+    np.testing.assert_array_equal(first.prompt_ids, second.prompt_ids)
+    branch = np.concatenate([second.prompt_ids, policy.answers[3]])
+    np.testing.assert_array_equal(recorded.segments[2].token_ids(), branch)
+
+
+def test_a_turn_that_was_sampled_before_the_end_is_recorded_while_another_call_is_placed(hanging: Hanging) -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            asked = [asyncio.create_task(client.ask(USER))]
+            await until(lambda: policy.calls)
+            asked.append(asyncio.create_task(client.ask(USER, tools=[hanging.tool])))
+            await until(hanging.has_begun.is_set)
+            gate.set()
+            await until(lambda: policy.answers)
+            recorded = await session.end()
+            hanging.may_end.set()
+            return await asyncio.gather(*asked), policy, recorded
+
+    answers, policy, recorded = run(play())
+    assert [one.status_code for one in answers] == [410, 410]
+    assert recorded.calls == ((0, 0),) and recorded.text == "Yes."
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], policy.answers[0])
+
+
+@pytest.mark.parametrize("goes_first", [True, False])
+def test_a_count_that_its_client_did_not_get_is_a_fault(hanging: Hanging, goes_first: bool) -> None:
+    function = hanging.tool["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+
+    async def play() -> Recorded:
+        async with serving() as endpoint:
+            session = endpoint.open(Policy("Yes."), seeds, LIMIT)
+            async with Client(session) as client:
+                body = {"messages": [USER], "tools": [tool]}
+                asked = asyncio.create_task(client.post("/v1/messages/count_tokens", json=body))
+                await until(hanging.has_begun.is_set)
+                if goes_first:
+                    asked.cancel()
+                    assert endpoint._http is not None
+                    await until(lambda: not endpoint._http._open)
+                    hanging.may_end.set()
+                    await until(lambda: not session.in_progress)
+                recorded = await session.end()
+                hanging.may_end.set()
+                await asyncio.wait({asked})
+                return recorded
+
+    assert run(play()).fault == "the client was gone before it had the answer to a request"
 
 
 def test_bodies_and_messages_that_are_long_are_read_and_encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from squelch.actors.endpoint import server
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.server import MOST_UNKNOWN_NAMES, Endpoint
+from squelch.kit.text.chat_template import ChatTemplate
 from tests.actors.endpoint.support import (
     LIMIT,
     TOOL,
@@ -160,6 +161,30 @@ def test_malformed_requests_are_refused_with_the_field_at_fault(path: str) -> No
         assert found["a control token"].json()["error"]["param"] == "tools"
     assert alive.status_code == 200 and len(recorded.calls) == 1 and recorded.failure is None
     assert dict(recorded.counts)["refused"] == len(cases)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
+def test_a_template_that_the_load_kept_from_rendering_is_asked_for_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = {"error": "no answer within 60 s", "index": 0, "by_chance": True}
+    tool = {**TOOL, "function": {**TOOL["function"], "description": f"New, for {path}."}}
+    body = {"max_tokens": 9, "messages": [USER], "tools": [tool]}
+    if path != "/v1/chat/completions":
+        body["tools"] = [{"name": "add", "description": f"New, for {path}.", "input_schema": {"type": "object"}}]
+
+    async def play():
+        async with playing(Policy("Yes.")) as (session, client):
+            with monkeypatch.context() as patch:
+                patch.setattr(ChatTemplate, "_in_a_child", lambda *asked: late)
+                refused = await client.post(path, json=body)
+            return refused, await client.post(path, json=body), await session.end()
+
+    refused, answered, recorded = run(play())
+    assert refused.status_code == 503 and refused.headers["x-should-retry"] == "true"
+    assert "short of time or memory" in refused.json()["error"]["message"]
+    assert answered.status_code == 200 and recorded.failure is None
+    assert recorded.fault == "a request was refused (rendering_failed)"
 
 
 def test_a_token_opens_its_own_trajectory_alone() -> None:

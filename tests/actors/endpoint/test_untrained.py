@@ -134,6 +134,27 @@ def test_each_kind_is_fed_the_ids_that_the_other_sampled_and_only_trained_ones_a
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], trained)
 
 
+def test_a_reply_that_both_kinds_gave_in_one_text_is_fed_to_each_in_its_own_ids() -> None:
+    async def play(titled: bool):
+        policy = Policy("<think>one and two</think>Yes.", *["<think>a title</think>Yes."] * titled, "No.")
+        async with playing(policy, untrained=titles) as (session, client):
+            first = await client.said(USER)
+            bare = {"role": "assistant", "content": first["content"]}
+            if titled:
+                assert (await client.said(TITLE, model="title"))["content"] == first["content"]
+            await client.said(USER, bare, USER, tools=[TOOL])
+            if titled:
+                await client.said(TITLE, bare, USER, model="title", tools=[TOOL])
+            return policy, await session.end()
+
+    (_, bare), (policy, titled) = run(play(False)), run(play(True))
+    same(bare, titled)
+    assert bare.causes == ("", "other tools")
+    trained, untrained = (shown(call.prompt_ids) for call in policy.calls[2:])
+    assert "<think>one and two</think>Yes." in trained and "a title" not in trained
+    assert "<think>a title</think>Yes." in untrained and "one and two" not in untrained
+
+
 def test_untrained_calls_use_up_none_of_the_trained_ones_and_have_the_endpoints_bound() -> None:
     async def play(*models: str, **bounds: Any):
         async with playing(Policy("Yes."), untrained=titles, **bounds) as (session, client):
@@ -143,7 +164,25 @@ def test_untrained_calls_use_up_none_of_the_trained_ones_and_have_the_endpoints_
     found, recorded = run(play("title", "m", "title", "m", most_calls=1))
     assert found == [200, 200, 200, 429] and recorded.calls == ((0, 0),) and len(recorded.untrained) == 2
     found, recorded = run(play("title", "title", "title", max_calls=2))
-    assert found == [200, 200, 429] and recorded.truncated
+    assert found == [200, 200, 429] and recorded.fault
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"), [({"max_calls": 1}, "Hi."), ({"max_tokens": 195}, "Hi."), ({}, "x" * 2**20), ({}, "x " * 4096)]
+)
+def test_a_bound_that_refuses_a_call_truncates_the_trajectory_only_if_it_is_trained_on(
+    bounds: dict[str, Any], text: str
+) -> None:
+    async def play(model: str):
+        async with playing(Policy("Yes."), untrained=titles, max_request_bytes=2**21, **bounds) as (session, client):
+            await client.said(USER)
+            refused = await client.ask({"role": "user", "content": text}, model=model)
+            assert refused.status_code in (400, 429), refused.text
+            return await session.end()
+
+    trained, untrained = run(play("m")), run(play("title"))
+    assert (trained.truncated, untrained.truncated) == (True, False)
+    assert trained.fault == untrained.fault != ""
 
 
 def test_a_retry_of_an_untrained_call_is_sampled_once_and_the_count_is_exact() -> None:

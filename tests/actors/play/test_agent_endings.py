@@ -225,6 +225,17 @@ async def gone_within_a_request(client: Client, seed: int) -> None:
     assert await client.ask("c") == 200
 
 
+async def within_a_request(client: Client, seed: int) -> None:
+    await two_calls(client, seed)
+    client.stage.kept = await client.begin(b"content-length: 100\r\n\r\n{")
+    await until(lambda: client.stage.session.in_progress)
+
+
+async def a_head_too_long(client: Client, seed: int) -> None:
+    await two_calls(client, seed)
+    assert (await client.get("/v1/models", headers={"x": "y" * 9000})).status_code == 400
+
+
 async def at_once(client: Client, seed: int) -> None:
     await two_calls(client, seed)
     asked = [asyncio.create_task(client.ask(f"slow {number}")) for number in range(3)]
@@ -274,6 +285,15 @@ async def refused_last(client: Client, seed: int) -> None:
     assert await client.ask("c", n=2) == 400
 
 
+async def refused_beside_an_answer(client: Client, seed: int) -> None:
+    await two_calls(client, seed)
+    asked = asyncio.create_task(client.ask("slow"))
+    await until(lambda: client.stage.num_waiting)
+    assert await client.ask("c", n=2) == 400
+    client.stage.gate.set()
+    assert await asked == 200
+
+
 async def no_trained_call(client: Client, seed: int) -> None:
     assert await client.ask("a", model="title") == 200
 
@@ -282,6 +302,8 @@ FAULTS: dict[str, tuple[Doing, dict[str, Any], str]] = {
     "the client went before its answer": (gone_before_the_answer, {}, "gone before it had the answer"),
     "a call was in flight": (a_call_in_flight, {}, "gone before it had the answer"),
     "the client went within its request": (gone_within_a_request, {}, "incomplete_request"),
+    "a request was coming": (within_a_request, {}, "gone before it had the answer"),
+    "a request with too long a head": (a_head_too_long, {}, "could not read the head of a request"),
     "too many calls at once": (at_once, {"max_parallel": 2}, "too_many_at_once"),
     "too many connections": (many_connections, {"max_connections": 3}, "too many connections"),
     "the bound on calls": (too_many, {"max_calls": 2}, "too_many_calls"),
@@ -292,6 +314,11 @@ FAULTS: dict[str, tuple[Doing, dict[str, Any], str]] = {
     "the bound on requests": (many_requests, {"max_calls": 3}, "too_many_requests"),
     "the context": (a_long_prompt, {}, "context_length_exceeded"),
     "the last request was refused": (refused_last, {}, "the last request was refused (invalid_request)"),
+    "the last request was refused while another was answered": (
+        refused_beside_an_answer,
+        {},
+        "the last request was refused (invalid_request)",
+    ),
     "nothing is trained on": (no_trained_call, {}, "no call that is trained on was answered"),
 }
 
@@ -383,6 +410,16 @@ async def asked_again(client: Client, seed: int) -> None:
     assert client.stage.num_waiting == 1
 
 
+async def asked_again_after_a_refusal(client: Client, seed: int) -> None:
+    asked = asyncio.create_task(client.ask("slow"))
+    await until(lambda: client.stage.num_waiting)
+    asked.cancel()
+    await until(lambda: one_is_lost(client.stage.session))
+    assert await client.ask("a", n=2) == 400
+    client.stage.gate.set()
+    assert await client.ask("slow") == 200 and client.stage.num_waiting == 1
+
+
 async def corrected(client: Client, seed: int) -> None:
     assert [await client.ask("a", n=2), await client.ask("a"), await client.ask("b")] == [400, 200, 200]
 
@@ -395,7 +432,9 @@ async def cut_streams(client: Client, seed: int) -> None:
     assert await client.ask("b") == 200
 
 
-@pytest.mark.parametrize("doing", [asked_again, corrected, cut_streams], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "doing", [asked_again, asked_again_after_a_refusal, corrected, cut_streams], ids=lambda one: one.__name__
+)
 def test_what_the_agent_got_over_leaves_the_reward(codec: ChatCodec, doing: Doing) -> None:
     (one,) = played(codec, doing).trajectories
     assert one.failure is None and one.failure_rewarded == SAID and one.episode_return == -0.5
