@@ -109,15 +109,18 @@ class Answering:
         running = self._running
         if running is None or running.owner != os.getpid():
             running = self._started()
+        answer = None
         try:
-            return _answered(running.channel, request)
+            answer = _answered(running.channel, request)
+            return answer
         except TimeoutError:
-            found = _late()
+            return _late()
         except (OSError, EOFError):
-            found = _broken(running.exit_code(), self._cpu_s)
-        self._running = None
-        self._ending()
-        return found
+            return _broken(running.exit_code(), self._cpu_s)
+        finally:
+            if answer is None:  # whatever it has written would be read as the answer to the next request
+                self._running = None
+                self._ending()
 
     def _started(self) -> _Process:
         ours, theirs = socket.socketpair()
