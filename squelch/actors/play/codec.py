@@ -44,6 +44,7 @@ from squelch.kit.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.kit.text.control_tokens import Piece, foreign_pieces
 from squelch.kit.text.shipped_templates import SHIPPED, fitting
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.untrusted.files import Unreadable
 
 Message = dict[str, Any]
 """`role`, and `content`: text, `kit.records.pictures.Shown` where pictures are allowed, or the pieces of
@@ -192,11 +193,14 @@ class ChatCodec(ModelTokens):
 
     @cached_property
     def followers(self) -> tuple[str, ...]:
-        """As `Format.followers`: system messages too, where the template writes them behind a turn as they stand."""
+        """As `Format.followers`: system messages too, where the template writes them behind a turn as they stand.
+        Raises Unreadable if the machine's load kept the template from being rendered."""
         system, user = {"role": "system", "content": "x"}, {"role": "user", "content": "x"}
         try:
             for messages in ([system, user], [user, system]):
                 self.extend((), self.stop_ids[:1], messages)
+        except Unreadable:  # the machine's load decided, and may not the next time
+            raise
         except ValueError:
             return FOLLOWERS
         return (*FOLLOWERS, "system")
