@@ -26,8 +26,7 @@ TASK, TASK_FILE = "SQUELCH_TASK", "task.json"
 END_S = 5.0
 """Most seconds in which the processes of a command are ended that has no keeper any more."""
 PAUSE_S = 0.005
-KEY, EVERYTHING = "environment.options.keep_home", "."
-"""What is kept of our home folder: the folder itself."""
+KEY = "environment.options.keep_home"
 
 
 @asynccontextmanager
@@ -45,20 +44,29 @@ async def folder_of_trajectory() -> AsyncIterator[str]:
 
 def check_kept(kept: Sequence[str]) -> None:
     """Raises ValueError for what cannot be kept of our home folder."""
-    for name in kept:
-        path, others = Path(name), [Path(other) for other in kept if other != name]
-        if path.is_absolute() or ".." in path.parts or any(path.is_relative_to(other) for other in others):
-            raise ValueError(f"{KEY}: {name!r} must be a path below your home folder, and below no other one of them")
-    for path in map(Path, kept):
+    paths = list(map(Path, kept))
+    for index, (name, path) in enumerate(zip(kept, paths, strict=True)):
+        others = paths[:index] + paths[index + 1 :]
+        if not name or path.is_absolute() or ".." in path.parts or any(path.is_relative_to(other) for other in others):
+            raise ValueError(
+                f"{KEY}: {name!r} must be a path below your home folder, and neither below another one of them nor "
+                "given twice"
+            )
+    for path in paths:
         if not (Path.home() / path).exists():
             raise ValueError(f"{KEY}: there is no {Path.home() / path}")
+
+
+def all_is_kept(kept: Sequence[str]) -> bool:
+    """Whether our home folder itself is among what is kept of it."""
+    return Path() in map(Path, kept)
 
 
 def made_home(folder: str, kept: Sequence[str]) -> str:
     """A home folder below a trajectory's folder, with links to the files and folders that are kept of ours; ours, if
     all of it is."""
     ours, home = Path.home(), Path(folder, "home")
-    if EVERYTHING in kept:
+    if all_is_kept(kept):
         return str(ours)
     home.mkdir()
     for name in kept:

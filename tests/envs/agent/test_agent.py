@@ -380,8 +380,9 @@ def test_each_command_has_a_home_of_its_own_with_links_to_what_is_kept(tmp_path,
         homes.append(home)
     assert len({*homes, str(ours)}) == 3
     assert (ours / ".config" / "tool").is_dir() and not (ours / ".memory").exists()
-    home, *seen = (ran(agent(script, keep_home=["."], **data)).answer or "").split()
-    assert home == str(ours) and seen[:3] == ["CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"]
+    for everything in (".", "./"):
+        home, *seen = (ran(agent(script, keep_home=[everything], **data)).answer or "").split()
+        assert home == str(ours) and seen[:3] == ["CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"]
 
 
 def is_over(pid: int) -> bool:
@@ -551,7 +552,10 @@ def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(mon
         ({"command": "python agent.py"}, "options.command: give the program and its arguments as a list"),
         ({"command": ["true"], "keep_home": ["/etc"]}, "options.keep_home: '/etc' must be a path below your home"),
         ({"command": ["true"], "keep_home": ["a/../.."]}, "must be a path below your home folder"),
-        ({"command": ["true"], "keep_home": ["a", "a/b"]}, "'a/b' must be a path .* below no other one"),
+        ({"command": ["true"], "keep_home": ["a", "a/b"]}, "'a/b' must be a path .* neither below another one"),
+        ({"command": ["true"], "keep_home": [".a", ".a/"]}, "'.a' must be a path .* nor given twice"),
+        ({"command": ["true"], "keep_home": [".", ".//"]}, "'.' must be a path .* nor given twice"),
+        ({"command": ["true"], "keep_home": [""]}, "'' must be a path below your home folder"),
         ({"command": ["true"], "keep_home": ["no-such-file"]}, "options.keep_home: there is no .*/no-such-file"),
         ({"call": f"{USER}:tells", "keep_home": ["."]}, "keep_home is of command"),
         ({"call": "user.py"}, "options.call: 'user.py' names no function; give module:function"),
