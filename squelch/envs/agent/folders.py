@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -19,6 +18,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from squelch.envs.agent.keeper import remove
 
 PREFIX = "squelch-agent-task-"
 TASK, TASK_FILE = "SQUELCH_TASK", "task.json"
@@ -34,10 +35,10 @@ async def folder_of_trajectory() -> AsyncIterator[str]:
     """A folder for one trajectory, which is removed at the end."""
     made, lock = await asyncio.to_thread(_made)
     try:
-        yield made.name
+        yield made
     finally:
         try:
-            await asyncio.shield(asyncio.to_thread(made.cleanup))
+            await asyncio.shield(asyncio.to_thread(remove, made))
         finally:
             os.close(lock)
 
@@ -90,24 +91,26 @@ def remove_left() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if (lock := _locked(path)) is not None:
             end_started_in(str(path))
-            shutil.rmtree(path, ignore_errors=True)
+            remove(str(path))
             os.close(lock)
 
 
 _remove_left_once = cache(remove_left)
 
 
-def _made() -> tuple[tempfile.TemporaryDirectory[str], int]:
+def _made() -> tuple[str, int]:
     """A new folder, and the descriptor of its lock. Until it is locked, another process may take it for one that was
     left; then a next one is made."""
     _remove_left_once()
     while True:
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-        lock = _locked(Path(made.name))
-        if lock is not None and os.path.exists(made.name):
+        made = tempfile.mkdtemp(prefix=PREFIX)
+        lock = _locked(Path(made))
+        if lock is not None and os.path.exists(made):
             return made, lock
         if lock is not None:
             os.close(lock)
+        with suppress(OSError):  # the other process may have removed it
+            os.rmdir(made)
 
 
 def _locked(path: Path) -> int | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,10 @@ import psutil
 import pytest
 from multidict import CIMultiDict
 
-from squelch.envs.agent import called
+from squelch.envs.agent import called, folders, keeper
 from squelch.envs.agent.environment import Agent
 from squelch.envs.agent.folders import remove_left
+from squelch.envs.agent.keeper import remove
 from squelch.envs.contract import Access, AgentCall, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
 
@@ -459,16 +464,76 @@ asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
     assert is_over(int(pid)) and not Path(folder).exists()
 
 
+def unprivileged(work: Callable[[], None]) -> None:
+    """Does the work in a fork whose user is not root, for whom modes do not count."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def seal(folder: Path, kept: Path) -> None:
+    """Makes what an agent may leave: folders in which nothing can be removed, with links to what is not its own."""
+    for place in (folder / "read-only", folder / "closed", kept):
+        place.mkdir()
+        (place / "file").write_text("")
+    for name, target in (("to-folder", kept), ("to-file", kept / "file")):
+        (folder / "read-only" / name).symlink_to(target)
+        (folder / name).symlink_to(target)
+    (kept / "file").chmod(0o400)
+    for place, mode in ((folder / "read-only", 0o500), (folder / "closed", 0), (folder, 0o500), (kept, 0o500)):
+        place.chmod(mode)
+
+
+@pytest.mark.parametrize("by", ["its actor", "its keeper", "a later process"])
+def test_what_an_agent_made_read_only_is_removed_and_what_its_links_lead_to_stays_as_it_is(by, monkeypatch):
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    base.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    kept = base / "kept"
+
+    async def played() -> None:
+        async with folders.folder_of_trajectory() as folder:
+            seal(Path(folder), kept)
+
+    def work() -> None:
+        if by == "its actor":
+            asyncio.run(played())
+        else:
+            folder = Path(tempfile.mkdtemp(prefix=folders.PREFIX))
+            seal(folder, kept)
+            if by == "its keeper":
+                ours, theirs = socket.socketpair()
+                ours.close()
+                keeper.main(str(theirs.detach()), "0", str(folder), "sleep", "600")
+            else:
+                remove_left()
+        assert os.listdir(base) == ["kept"]
+        assert [path.stat().st_mode & 0o777 for path in (kept, kept / "file")] == [0o500, 0o400]
+
+    try:
+        unprivileged(work)
+    finally:
+        remove(str(base))
+
+
 def test_the_folder_of_a_trajectory_is_removed_off_the_event_loop(monkeypatch):
     removing, go_on = threading.Event(), threading.Event()
-    removed = tempfile.TemporaryDirectory.cleanup
 
-    def slow(self) -> None:
+    def slow(folder: str) -> None:
         removing.set()
         assert go_on.wait(120), "the event loop stands still"
-        removed(self)
+        remove(folder)
 
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", slow)
+    monkeypatch.setattr(folders, "remove", slow)
 
     async def course() -> AgentResult:
         async def lets_go() -> None:
