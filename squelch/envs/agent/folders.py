@@ -14,6 +14,7 @@ import os
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -33,14 +34,11 @@ KEY = "environment.options.keep_home"
 @asynccontextmanager
 async def folder_of_trajectory() -> AsyncIterator[str]:
     """A folder for one trajectory, which is removed at the end."""
-    made, lock = await asyncio.to_thread(_made)
+    made = await asyncio.to_thread(_made)
     try:
-        yield made
+        yield made.name
     finally:
-        try:
-            await asyncio.shield(asyncio.to_thread(remove, made))
-        finally:
-            os.close(lock)
+        await asyncio.shield(asyncio.to_thread(made.end))
 
 
 def check_kept(kept: Sequence[str]) -> None:
@@ -91,22 +89,35 @@ def remove_left() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if (lock := _locked(path)) is not None:
             end_started_in(str(path))
-            remove(str(path))
-            os.close(lock)
+            _end(str(path), lock)
 
 
 _remove_left_once = cache(remove_left)
 
 
-def _made() -> tuple[str, int]:
-    """A new folder, and the descriptor of its lock. Until it is locked, another process may take it for one that was
-    left; then a next one is made."""
+class _Folder:
+    """A folder under a lock. It is removed by `end`, or with this object: whoever waited for it may be gone."""
+
+    def __init__(self, name: str, lock: int) -> None:
+        self.name, self.end = name, weakref.finalize(self, _end, name, lock)
+
+
+def _end(name: str, lock: int) -> None:
+    try:
+        remove(name)
+    finally:
+        os.close(lock)
+
+
+def _made() -> _Folder:
+    """A new folder under its lock. Until it is locked, another process may take it for one that was left; then a next
+    one is made."""
     _remove_left_once()
     while True:
         made = tempfile.mkdtemp(prefix=PREFIX)
         lock = _locked(Path(made))
         if lock is not None and os.path.exists(made):
-            return made, lock
+            return _Folder(made, lock)
         if lock is not None:
             os.close(lock)
         with suppress(OSError):  # the other process may have removed it

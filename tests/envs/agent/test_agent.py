@@ -464,6 +464,37 @@ asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
     assert is_over(int(pid)) and not Path(folder).exists()
 
 
+def test_a_trajectory_that_is_cancelled_while_its_folder_is_made_leaves_neither_folder_nor_lock(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    making, go_on, lock = threading.Event(), threading.Event(), folders._locked
+    held: list[int | None] = []
+
+    def slow(path: Path) -> int | None:
+        held.append(lock(path))
+        making.set()
+        assert go_on.wait(120)
+        return held[-1]
+
+    monkeypatch.setattr(folders, "_locked", slow)
+
+    async def course() -> None:
+        async def play() -> None:
+            async with folders.folder_of_trajectory():
+                raise AssertionError("it was cancelled")
+
+        playing = asyncio.create_task(play())
+        await asyncio.to_thread(making.wait, 120)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        go_on.set()
+
+    asyncio.run(course())
+    assert list(tmp_path.iterdir()) == [] and held[0] is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held[0])
+
+
 def unprivileged(work: Callable[[], None]) -> None:
     """Does the work in a fork whose user is not root, for whom modes do not count."""
     pid = os.fork()
