@@ -95,6 +95,9 @@ class ChatCodec(ModelTokens):
         if keeps_reasoning:
             self._require_kept_reasoning()
         self._end_turns_with([self._turn_end()])
+        (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
+        self.template_opens = not _opening_of_reasoning(parts)
+        """Whether the chat template itself ends a prompt with the opening of the reasoning."""
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
     @cached_property
@@ -218,12 +221,6 @@ class ChatCodec(ModelTokens):
             self.refuse_control(others, "a message's other fields hold")
             found.append({**message, "content": content or ""})
         return found
-
-    @cached_property
-    def template_opens(self) -> bool:
-        """Whether the chat template itself ends a prompt with the opening of the reasoning."""
-        (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
-        return not _opening_of_reasoning(parts)
 
     def begins_inside(self, fed: Ids) -> bool:
         """As `Format.begins_inside`."""

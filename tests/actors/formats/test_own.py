@@ -79,6 +79,16 @@ def test_a_loaded_machine_does_not_decide_for_good_which_messages_follow_a_turn(
     assert one.followers == ("user", "tool", "system")
 
 
+def test_a_format_that_was_made_renders_nothing_and_reads_no_vocabulary_for_its_first_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ChatCodec(save_folder(tmp_path, chatml_bpe(), SHOWS_TOOLS))
+    one.template._known.clear()  # as conversations of many other shapes do
+    monkeypatch.setattr(one, "_template", None)
+    monkeypatch.setattr(one, "_backend", None)
+    assert not one.begins_inside(()) and 0 < one.most_characters < 200
+
+
 def control(ids: np.ndarray) -> list[str]:
     return [codec().encoder.control[index] for index in ids.tolist() if index in codec().encoder.control]
 
