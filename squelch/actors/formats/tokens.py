@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -70,6 +69,8 @@ class ModelTokens:
         self._alphabet = byte_alphabet()
         self._added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         self._require_byte_level()
+        self.most_characters = self._most_characters()
+        """As `Format.most_characters`; known of a BPE that has a token for every byte and at most composes text."""
         self.vocab_size: int = _num_rows(self._dir / "config.json", len(self._tokenizer))
         """Rows of the model's output head; at least the tokenizer's size."""
         check_vocabulary(self._dir / TOKENIZER_FILE, self._backend, self.vocab_size)
@@ -99,9 +100,7 @@ class ModelTokens:
         """The tokenizer itself."""
         return self._backend
 
-    @cached_property
-    def most_characters(self) -> float:
-        """As `Format.most_characters`; known of a BPE that has a token for every byte and at most composes text."""
+    def _most_characters(self) -> float:
         model, vocabulary = self._backend.model, self._backend.get_vocab(True)
         normalizer = self._backend.normalizer
         kinds = _kinds(None if normalizer is None else json.loads(normalizer.__getstate__()))

@@ -44,6 +44,7 @@ from squelch.kit.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.kit.text.control_tokens import Piece, foreign_pieces
 from squelch.kit.text.shipped_templates import SHIPPED, fitting
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.untrusted.files import Unreadable
 
 Message = dict[str, Any]
 """`role`, and `content`: text, `kit.records.pictures.Shown` where pictures are allowed, or the pieces of
@@ -94,6 +95,9 @@ class ChatCodec(ModelTokens):
         if keeps_reasoning:
             self._require_kept_reasoning()
         self._end_turns_with([self._turn_end()])
+        (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
+        self.template_opens = not _opening_of_reasoning(parts)
+        """Whether the chat template itself ends a prompt with the opening of the reasoning."""
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
     @cached_property
@@ -192,11 +196,14 @@ class ChatCodec(ModelTokens):
 
     @cached_property
     def followers(self) -> tuple[str, ...]:
-        """As `Format.followers`: system messages too, where the template writes them behind a turn as they stand."""
+        """As `Format.followers`: system messages too, where the template writes them behind a turn as they stand.
+        Raises Unreadable if the machine's load kept the template from being rendered."""
         system, user = {"role": "system", "content": "x"}, {"role": "user", "content": "x"}
         try:
             for messages in ([system, user], [user, system]):
                 self.extend((), self.stop_ids[:1], messages)
+        except Unreadable:  # the machine's load decided, and may not the next time
+            raise
         except ValueError:
             return FOLLOWERS
         return (*FOLLOWERS, "system")
@@ -214,12 +221,6 @@ class ChatCodec(ModelTokens):
             self.refuse_control(others, "a message's other fields hold")
             found.append({**message, "content": content or ""})
         return found
-
-    @cached_property
-    def template_opens(self) -> bool:
-        """Whether the chat template itself ends a prompt with the opening of the reasoning."""
-        (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
-        return not _opening_of_reasoning(parts)
 
     def begins_inside(self, fed: Ids) -> bool:
         """As `Format.begins_inside`."""

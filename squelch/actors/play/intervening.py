@@ -18,7 +18,8 @@ Invariants:
 |---|---|---|
 | a turn's tokens | the ticket's rollout worker | the task is left out, after `generation_timeout_s` |
 | an environment call | a step thread | the task is left out, after `step_timeout_s` of running |
-| all turns of a task | both | the task is left out, after `episode_timeout_s` |
+| a prompt's ids | a thread, which may wait for the renderer | the task is left out, after the renderer's bounds |
+| all turns of a task | all three | the task is left out, after `episode_timeout_s` |
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Intervening:
         """A donor, and whether it is a near twin."""
         twin = await self._call(lambda: self._twin(swap.ticket, own))
         if twin is not None:
-            return _with_prompt(twin, codec), True
+            return await _with_prompt(twin, codec), True
         for task in swap.candidates:
             found = await self._open(swap.ticket, task, codec)
             if await self._call(partial(_can_give, own, found)):
@@ -173,7 +174,7 @@ class Intervening:
     async def _open(self, ticket: Ticket, task: Task, codec: ChatCodec) -> _Opened:
         """A task that was started in an environment of its own."""
         started, _ = await self._call(lambda: self._started(replace(ticket, task=task)))
-        return _with_prompt(started, codec)
+        return await _with_prompt(started, codec)
 
     def _started(self, ticket: Ticket) -> tuple[_Opened, Episode]:
         """In a step thread: as `_open`, without the ids of the prompt, and the episode."""
@@ -227,9 +228,9 @@ def _reasoned(codec: ChatCodec, sampled: np.ndarray) -> np.ndarray:
     return sampled[:end]
 
 
-def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
+async def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
     try:
-        ids, pictures = codec.first_fed(started.messages)
+        ids, pictures = await asyncio.to_thread(codec.first_fed, started.messages)
         return replace(started, prompt=ids, pictures=pictures)
     except ValueError as error:
         raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error

@@ -14,7 +14,8 @@ Invariants:
 - An error fails one trajectory only, which records the cause (`kit.records.failures`) and keeps its tokens.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
-- Templates are rendered, messages encoded and turns read in step threads: nothing of it blocks the event loop.
+- Templates are rendered, messages encoded and turns read in threads: nothing of it blocks the event loop. They are no
+  step threads, because a renderer that is busy with others' prompts is no late environment.
 - The calls of an agent are turns as well; it ends them itself (`actors.play.agent_episode`).
 - An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
   gets a reward, or fails with the reason why it has none.
@@ -22,8 +23,9 @@ Invariants:
 | waits for | unblocked by | on time-out |
 |---|---|---|
 | a turn's tokens | the ticket's rollout worker | `generation_timeout`, after `generation_timeout_s` |
+| a prompt's ids | a thread, which may wait for the renderer | `environment_error`, after the renderer's bounds |
 | an environment call | a step thread | `step_timeout`, after `step_timeout_s` of running; the thread is abandoned |
-| an episode | both | `episode_timeout`, after `episode_timeout_s` |
+| an episode | all three | `episode_timeout`, after `episode_timeout_s` |
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.formats.protocol import Format
@@ -56,6 +58,7 @@ from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Cluster, Group, Task, Ticket
 from squelch.kit.untrusted.rewards import finite_reward
 
+T = TypeVar("T")
 MakeEnv = Callable[[Task], Environment]
 
 
@@ -181,7 +184,7 @@ class EnvironmentPlayer:
     ) -> None:
         attempt.group_rewarded = not lacking(env, GroupRewarded)
         turns = turn_format_of(self._codec, env, ticket.task.environment, episode)
-        feed = _fed(await self._call(attempt, lambda: _shown(lambda: turns.first(messages))))
+        feed = _fed(await _off_the_loop(lambda: _shown(lambda: turns.first(messages))))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):
             attempt.feed(*feed)
@@ -244,19 +247,18 @@ class EnvironmentPlayer:
         self, episode: Episode, attempt: Attempt, completion: Completion, turns: TurnFormat
     ) -> tuple[TurnOutcome, NextIds | ValueError | None]:
         """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit; also
-        returns what is fed next, None at the episode's end. Everything is read and encoded in the step thread."""
-        ids, codec = completion.token_ids, self._codec
-
-        def act() -> tuple[tuple[int, int], TurnOutcome, NextIds | ValueError | None, str]:
-            reasoning = turns.reasoning_of(ids)
-            outcome = episode.act(codec.text(ids), completion.finish_reason == "length")
-            message, following = outcome.next_message, None
-            if message is not None:
-                following = _shown(lambda: turns.following(message, completion.finish_reason == "stop"))
-            return reasoning, outcome, following, codec.completion_text(ids)
-
+        returns what is fed next, None at the episode's end."""
+        ids, codec, how = completion.token_ids, self._codec, completion.finish_reason
         attempt.segment.add_sampled(completion)
-        reasoning, outcome, following, attempt.last_text = await self._call(attempt, act)
+        outcome = await self._call(attempt, lambda: episode.act(codec.text(ids), how == "length"))
+
+        def read() -> tuple[tuple[int, int], NextIds | ValueError | None, str]:
+            reasoning, message, following = turns.reasoning_of(ids), outcome.next_message, None
+            if message is not None:
+                following = _shown(lambda: turns.following(message, how == "stop"))
+            return reasoning, following, codec.completion_text(ids)
+
+        reasoning, following, attempt.last_text = await _off_the_loop(read)
         attempt.segment.add_turn(
             completion,
             reasoning,
@@ -316,6 +318,14 @@ class EnvironmentPlayer:
             raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, error) from error
         finally:
             attempt.seconds_environment += time.monotonic() - started
+
+
+async def _off_the_loop(read: Callable[[], T]) -> T:
+    """Runs work of the format in a thread. If it fails, so does the trajectory."""
+    try:
+        return await asyncio.to_thread(read)
+    except Exception as error:
+        raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}") from error
 
 
 def _shown(show: Callable[[], NextIds]) -> NextIds | ValueError:

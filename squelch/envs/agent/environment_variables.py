@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from squelch.envs.agent.folders import EVERYTHING, TASK, TASK_FILE, made_home
+from squelch.envs.agent.folders import TASK, TASK_FILE, all_is_kept, made_home
 from squelch.envs.contract import Access
 from squelch.envs.environment_variables import AGENT, ANTHROPIC, HOMES, KEYS, OPENAI, spare_loopback, without
 from squelch.kit.untrusted.secrets import masked
@@ -34,7 +34,7 @@ def of_trajectory(access: Access, folder: str, kept: Sequence[str] = ()) -> dict
     """Those of a process that plays one trajectory, whose files go into `folder`, its home among them. `kept`: of our
     own home, as of `folders.made_home`."""
     return {
-        **without(shared(), AGENT if EVERYTHING in kept else (*AGENT, *HOMES)),
+        **without(shared(), AGENT if all_is_kept(kept) else (*AGENT, *HOMES)),
         **dict.fromkeys(OPENAI, f"{access.base_url}/v1"),
         **dict.fromkeys(ANTHROPIC, access.base_url),
         **dict.fromkeys(KEYS, access.token),

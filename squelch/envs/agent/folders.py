@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from squelch.envs.agent.keeper import remove
 
 PREFIX = "squelch-agent-task-"
 TASK, TASK_FILE = "SQUELCH_TASK", "task.json"
@@ -26,39 +28,44 @@ TASK, TASK_FILE = "SQUELCH_TASK", "task.json"
 END_S = 5.0
 """Most seconds in which the processes of a command are ended that has no keeper any more."""
 PAUSE_S = 0.005
-KEY, EVERYTHING = "environment.options.keep_home", "."
-"""What is kept of our home folder: the folder itself."""
+KEY = "environment.options.keep_home"
 
 
 @asynccontextmanager
 async def folder_of_trajectory() -> AsyncIterator[str]:
     """A folder for one trajectory, which is removed at the end."""
-    made, lock = await asyncio.to_thread(_made)
+    made = await asyncio.to_thread(_made)
     try:
         yield made.name
     finally:
-        try:
-            await asyncio.shield(asyncio.to_thread(made.cleanup))
-        finally:
-            os.close(lock)
+        await asyncio.shield(asyncio.to_thread(made.end))
 
 
 def check_kept(kept: Sequence[str]) -> None:
     """Raises ValueError for what cannot be kept of our home folder."""
-    for name in kept:
-        path, others = Path(name), [Path(other) for other in kept if other != name]
-        if path.is_absolute() or ".." in path.parts or any(path.is_relative_to(other) for other in others):
-            raise ValueError(f"{KEY}: {name!r} must be a path below your home folder, and below no other one of them")
-    for path in map(Path, kept):
+    paths = list(map(Path, kept))
+    for index, (name, path) in enumerate(zip(kept, paths, strict=True)):
+        others = paths[:index] + paths[index + 1 :]
+        if not name or path.is_absolute() or ".." in path.parts or any(path.is_relative_to(other) for other in others):
+            raise ValueError(
+                f"{KEY}: {name!r} must be a path below your home folder, and neither below another one of them nor "
+                "given twice"
+            )
+    for path in paths:
         if not (Path.home() / path).exists():
             raise ValueError(f"{KEY}: there is no {Path.home() / path}")
+
+
+def all_is_kept(kept: Sequence[str]) -> bool:
+    """Whether our home folder itself is among what is kept of it."""
+    return Path() in map(Path, kept)
 
 
 def made_home(folder: str, kept: Sequence[str]) -> str:
     """A home folder below a trajectory's folder, with links to the files and folders that are kept of ours; ours, if
     all of it is."""
     ours, home = Path.home(), Path(folder, "home")
-    if EVERYTHING in kept:
+    if all_is_kept(kept):
         return str(ours)
     home.mkdir()
     for name in kept:
@@ -82,24 +89,39 @@ def remove_left() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if (lock := _locked(path)) is not None:
             end_started_in(str(path))
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+            _end(str(path), lock)
 
 
 _remove_left_once = cache(remove_left)
 
 
-def _made() -> tuple[tempfile.TemporaryDirectory[str], int]:
-    """A new folder, and the descriptor of its lock. Until it is locked, another process may take it for one that was
-    left; then a next one is made."""
+class _Folder:
+    """A folder under a lock. It is removed by `end`, or with this object: whoever waited for it may be gone."""
+
+    def __init__(self, name: str, lock: int) -> None:
+        self.name, self.end = name, weakref.finalize(self, _end, name, lock)
+
+
+def _end(name: str, lock: int) -> None:
+    try:
+        remove(name)
+    finally:
+        os.close(lock)
+
+
+def _made() -> _Folder:
+    """A new folder under its lock. Until it is locked, another process may take it for one that was left; then a next
+    one is made."""
     _remove_left_once()
     while True:
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-        lock = _locked(Path(made.name))
-        if lock is not None and os.path.exists(made.name):
-            return made, lock
+        made = tempfile.mkdtemp(prefix=PREFIX)
+        lock = _locked(Path(made))
+        if lock is not None and os.path.exists(made):
+            return _Folder(made, lock)
         if lock is not None:
             os.close(lock)
+        with suppress(OSError):  # the other process may have removed it
+            os.rmdir(made)
 
 
 def _locked(path: Path) -> int | None:

@@ -48,7 +48,7 @@ def main(control: str, memory_bytes: str, folder: str, *command: str) -> None:
         orphaned = how is None
     kill_all(pid)
     if orphaned and folder:
-        importlib.import_module("shutil").rmtree(folder, ignore_errors=True)  # rarely needed, and slow to import
+        remove(folder)
     with contextlib.suppress(OSError):  # nobody listens where the socket's end was the reason
         channel.sendall(json.dumps(report).encode() + b"\n")
 
@@ -107,6 +107,21 @@ def kill_all(first: int) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(PAUSE_S)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder and all in it, also where an agent has changed the modes of folders. What links lead to stays as
+    it is: `tempfile.TemporaryDirectory` may change its mode."""
+    rmtree = importlib.import_module("shutil").rmtree  # rarely needed, and slow to import
+    rmtree(folder, ignore_errors=True)
+    left = [] if os.path.islink(folder) else [folder]
+    while left:
+        with contextlib.suppress(OSError):  # it is gone, as it is unless a mode was changed, or another user's
+            path = left.pop()
+            os.chmod(path, 0o700)
+            with os.scandir(path) as entries:
+                left += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    rmtree(folder, ignore_errors=True)
 
 
 def below(pid: int) -> "set[int]":

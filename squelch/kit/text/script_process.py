@@ -6,7 +6,8 @@ environment: a template or a tokenizer is a program of the model folder's author
 | answers one request | `answer_of`, each time | of the process |
 | answers one request after another | `Answering`, at its first request | of each request |
 
-Both kinds set their bounds themselves. Longest wait for an answer: `WAIT_S`, then the process is ended.
+Both kinds set their bounds themselves. Longest wait for an answer: `WAIT_S`, then the process is ended. A request to an
+`Answering` process first waits for those before it, at most `WAIT_S` too.
 """
 
 from __future__ import annotations
@@ -94,24 +95,32 @@ class Answering:
 
     def answer_of(self, request: bytes) -> bytes | Broken:
         """The answer to a request."""
-        with self._turn:
+        if not self._turn.acquire(timeout=WAIT_S):
+            return _late()
+        try:
             found = self._asked(request)
             # it may have ended by itself before it took the request, or the machine may have ended it
-            return self._asked(request) if isinstance(found, Broken) and found.by_chance else found
+            again = isinstance(found, Broken) and found.by_chance and found != _late()
+            return self._asked(request) if again else found
+        finally:
+            self._turn.release()
 
     def _asked(self, request: bytes) -> bytes | Broken:
         running = self._running
         if running is None or running.owner != os.getpid():
             running = self._started()
+        answer = None
         try:
-            return _answered(running.channel, request)
+            answer = _answered(running.channel, request)
+            return answer
         except TimeoutError:
-            found = _late()
+            return _late()
         except (OSError, EOFError):
-            found = _broken(running.exit_code(), self._cpu_s)
-        self._running = None
-        self._ending()
-        return found
+            return _broken(running.exit_code(), self._cpu_s)
+        finally:
+            if answer is None:  # whatever it has written would be read as the answer to the next request
+                self._running = None
+                self._ending()
 
     def _started(self) -> _Process:
         ours, theirs = socket.socketpair()

@@ -21,6 +21,8 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
 from squelch.kit.api.completions import EMPTY, NO_ANSWER, split_ids
 from squelch.kit.text.answer_start import AnswerStart
+from squelch.kit.text.chat_template import ChatTemplate
+from squelch.kit.untrusted.files import Unreadable
 from tests.kit.text.made import CHATML, TOKENIZERS, chatml_bpe, save_folder
 from tests.kit.text.test_control_tokens import hostile_texts
 
@@ -63,6 +65,28 @@ def test_no_token_stands_for_more_characters_than_is_said(text: str) -> None:
 def test_where_a_token_may_stand_for_any_text_nothing_is_said_of_its_length(made: str, tmp_path: Path) -> None:
     one = ChatCodec(save_folder(tmp_path, TOKENIZERS[made](), CHATML, vocab_size=1024))
     assert one.most_characters == math.inf
+
+
+def test_a_loaded_machine_does_not_decide_for_good_which_messages_follow_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ChatCodec(save_folder(tmp_path, chatml_bpe(), SHOWS_TOOLS))
+    with monkeypatch.context() as loaded:
+        late = {"error": "no answer within 300 s", "index": 0, "by_chance": True}
+        loaded.setattr(ChatTemplate, "_in_a_child", lambda *asked: late)
+        with pytest.raises(Unreadable, match="the machine is short of time or memory"):
+            _ = one.followers
+    assert one.followers == ("user", "tool", "system")
+
+
+def test_a_format_that_was_made_renders_nothing_and_reads_no_vocabulary_for_its_first_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ChatCodec(save_folder(tmp_path, chatml_bpe(), SHOWS_TOOLS))
+    one.template._known.clear()  # as conversations of many other shapes do
+    monkeypatch.setattr(one, "_template", None)
+    monkeypatch.setattr(one, "_backend", None)
+    assert not one.begins_inside(()) and 0 < one.most_characters < 200
 
 
 def control(ids: np.ndarray) -> list[str]:

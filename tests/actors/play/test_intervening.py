@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -129,6 +130,14 @@ def test_an_agent_that_follows_its_reasoning_does_what_the_donor_reasoned(codec)
     assert found.answers["donor"]["donors"].value == 1.0, "the donor's best answer is another one"
     assert found.answers["second"]["own"].value == 1.0 and found.answers["donor"]["valid"].value == 1.0
     assert found.answers["blank"]["none"].value == 1.0 and found.answers["blank"]["valid"].value == 0.0
+
+
+def test_prompts_are_rendered_off_the_event_loop(codec, monkeypatch) -> None:
+    agent, shown, threads = Agent(codec, lambda request: True), codec.first_fed, []
+    asked = swaps(agent, 2)
+    monkeypatch.setattr(codec, "first_fed", lambda given: threads.append(threading.current_thread()) or shown(given))
+    assert all(isinstance(one, Intervention) for one in play(codec, agent, asked))
+    assert threads and threading.main_thread() not in threads
 
 
 def test_an_agent_that_ignores_its_reasoning_does_the_same_under_the_donors(codec) -> None:

@@ -111,7 +111,7 @@ def test_a_trajectory_is_exactly_what_was_fed_and_sampled(codec, cut_rate):
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
 
 
-def test_turns_are_rendered_encoded_and_read_in_step_threads(codec, monkeypatch):
+def test_turns_are_rendered_encoded_and_read_off_the_event_loop(codec, monkeypatch):
     seen = set()
 
     def note(name):
@@ -126,7 +126,8 @@ def test_turns_are_rendered_encoded_and_read_in_step_threads(codec, monkeypatch)
     for name in ("first_fed", "next_fed", "reasoning_span", "completion_text"):
         note(name)
     play(player(codec, Policy(codec)), ticket())
-    assert {thread for _, thread in seen} == {"environment-steps"} and len(seen) == 4
+    assert len({name for name, _ in seen}) == 4
+    assert threading.main_thread().name not in {thread for _, thread in seen}
 
 
 class SaysWho(Policy):
@@ -363,6 +364,32 @@ def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(code
         Hangs.release.set()
     failures = [t.failure for group in groups for t in group.trajectories if t.failure is not None]
     assert failures == [Failure(FailureCause.STEP_TIMEOUT)] and one.steps.num_abandoned == 1
+
+
+@pytest.mark.parametrize("name", ["first_fed", "next_fed"])
+def test_a_renderer_that_lets_others_go_first_is_no_late_environment(codec, monkeypatch, name):
+    clock, shown, first = MovedClock(monkeypatch, step_pool), getattr(codec, name), iter([True])
+
+    def waits(*given):
+        if next(first, False):
+            clock.move(PAST_IT_S)
+        return shown(*given)
+
+    monkeypatch.setattr(codec, name, waits)
+    one = player(codec, Answers(codec), step_timeout_s=BOUND_S)
+    (group,) = play(one, ticket(size=1), run=clock.run)
+    assert next(first, False) is False and group.trajectories[0].failure is None and one.steps.num_abandoned == 0
+
+
+def test_a_format_that_breaks_costs_one_trajectory(codec, monkeypatch):
+    read, first = codec.completion_text, iter([True])
+
+    def completion_text(ids):
+        return read(None if next(first, False) else ids)
+
+    monkeypatch.setattr(codec, "completion_text", completion_text)
+    (group,) = play(player(codec, Answers(codec)), ticket(size=4))
+    assert_one_failed(group, "environment_error: TypeError: ")
 
 
 def test_an_environment_that_cannot_be_made_costs_its_trajectories_not_the_actor(codec):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,10 @@ import psutil
 import pytest
 from multidict import CIMultiDict
 
-from squelch.envs.agent import called
+from squelch.envs.agent import called, folders, keeper
 from squelch.envs.agent.environment import Agent
 from squelch.envs.agent.folders import remove_left
+from squelch.envs.agent.keeper import remove
 from squelch.envs.contract import Access, AgentCall, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
 
@@ -380,8 +385,9 @@ def test_each_command_has_a_home_of_its_own_with_links_to_what_is_kept(tmp_path,
         homes.append(home)
     assert len({*homes, str(ours)}) == 3
     assert (ours / ".config" / "tool").is_dir() and not (ours / ".memory").exists()
-    home, *seen = (ran(agent(script, keep_home=["."], **data)).answer or "").split()
-    assert home == str(ours) and seen[:3] == ["CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"]
+    for everything in (".", "./"):
+        home, *seen = (ran(agent(script, keep_home=[everything], **data)).answer or "").split()
+        assert home == str(ours) and seen[:3] == ["CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME"]
 
 
 def is_over(pid: int) -> bool:
@@ -458,16 +464,107 @@ asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
     assert is_over(int(pid)) and not Path(folder).exists()
 
 
+def test_a_trajectory_that_is_cancelled_while_its_folder_is_made_leaves_neither_folder_nor_lock(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    making, go_on, lock = threading.Event(), threading.Event(), folders._locked
+    held: list[int | None] = []
+
+    def slow(path: Path) -> int | None:
+        held.append(lock(path))
+        making.set()
+        assert go_on.wait(120)
+        return held[-1]
+
+    monkeypatch.setattr(folders, "_locked", slow)
+
+    async def course() -> None:
+        async def play() -> None:
+            async with folders.folder_of_trajectory():
+                raise AssertionError("it was cancelled")
+
+        playing = asyncio.create_task(play())
+        await asyncio.to_thread(making.wait, 120)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        go_on.set()
+
+    asyncio.run(course())
+    assert list(tmp_path.iterdir()) == [] and held[0] is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held[0])
+
+
+def unprivileged(work: Callable[[], None]) -> None:
+    """Does the work in a fork whose user is not root, for whom modes do not count."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def seal(folder: Path, kept: Path) -> None:
+    """Makes what an agent may leave: folders in which nothing can be removed, with links to what is not its own."""
+    for place in (folder / "read-only", folder / "closed", kept):
+        place.mkdir()
+        (place / "file").write_text("")
+    for name, target in (("to-folder", kept), ("to-file", kept / "file")):
+        (folder / "read-only" / name).symlink_to(target)
+        (folder / name).symlink_to(target)
+    (kept / "file").chmod(0o400)
+    for place, mode in ((folder / "read-only", 0o500), (folder / "closed", 0), (folder, 0o500), (kept, 0o500)):
+        place.chmod(mode)
+
+
+@pytest.mark.parametrize("by", ["its actor", "its keeper", "a later process"])
+def test_what_an_agent_made_read_only_is_removed_and_what_its_links_lead_to_stays_as_it_is(by, monkeypatch):
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    base.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    kept = base / "kept"
+
+    async def played() -> None:
+        async with folders.folder_of_trajectory() as folder:
+            seal(Path(folder), kept)
+
+    def work() -> None:
+        if by == "its actor":
+            asyncio.run(played())
+        else:
+            folder = Path(tempfile.mkdtemp(prefix=folders.PREFIX))
+            seal(folder, kept)
+            if by == "its keeper":
+                ours, theirs = socket.socketpair()
+                ours.close()
+                keeper.main(str(theirs.detach()), "0", str(folder), "sleep", "600")
+            else:
+                remove_left()
+        assert os.listdir(base) == ["kept"]
+        assert [path.stat().st_mode & 0o777 for path in (kept, kept / "file")] == [0o500, 0o400]
+
+    try:
+        unprivileged(work)
+    finally:
+        remove(str(base))
+
+
 def test_the_folder_of_a_trajectory_is_removed_off_the_event_loop(monkeypatch):
     removing, go_on = threading.Event(), threading.Event()
-    removed = tempfile.TemporaryDirectory.cleanup
 
-    def slow(self) -> None:
+    def slow(folder: str) -> None:
         removing.set()
         assert go_on.wait(120), "the event loop stands still"
-        removed(self)
+        remove(folder)
 
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", slow)
+    monkeypatch.setattr(folders, "remove", slow)
 
     async def course() -> AgentResult:
         async def lets_go() -> None:
@@ -551,7 +648,10 @@ def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(mon
         ({"command": "python agent.py"}, "options.command: give the program and its arguments as a list"),
         ({"command": ["true"], "keep_home": ["/etc"]}, "options.keep_home: '/etc' must be a path below your home"),
         ({"command": ["true"], "keep_home": ["a/../.."]}, "must be a path below your home folder"),
-        ({"command": ["true"], "keep_home": ["a", "a/b"]}, "'a/b' must be a path .* below no other one"),
+        ({"command": ["true"], "keep_home": ["a", "a/b"]}, "'a/b' must be a path .* neither below another one"),
+        ({"command": ["true"], "keep_home": [".a", ".a/"]}, "'.a' must be a path .* nor given twice"),
+        ({"command": ["true"], "keep_home": [".", ".//"]}, "'.' must be a path .* nor given twice"),
+        ({"command": ["true"], "keep_home": [""]}, "'' must be a path below your home folder"),
         ({"command": ["true"], "keep_home": ["no-such-file"]}, "options.keep_home: there is no .*/no-such-file"),
         ({"call": f"{USER}:tells", "keep_home": ["."]}, "keep_home is of command"),
         ({"call": "user.py"}, "options.call: 'user.py' names no function; give module:function"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from squelch.actors.play.codec import ChatCodec
-from squelch.kit.text import render
+from squelch.kit.text import render, script_process
 from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.kit.text.script_process import Answering, Broken
+from squelch.kit.text.script_process import HEAD, Answering, Broken
 from squelch.kit.untrusted.files import Unreadable
 from tests.kit.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 
@@ -206,6 +207,51 @@ def test_a_process_that_ends_by_itself_answers_first_or_another_one_does(tmp_pat
     script.write_text("")
     found = process.answer_of(b"said")
     assert isinstance(found, Broken) and found.by_chance and "exit code 0" in found.reason
+
+
+def test_a_request_that_had_no_answer_in_time_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, started = tmp_path / "silent.py", []
+    script.write_text("import time\ntime.sleep(600)\n")
+    begin = Answering._started
+    monkeypatch.setattr(Answering, "_started", lambda one: started.append(one) or begin(one))
+    monkeypatch.setattr(script_process, "WAIT_S", 0.2)
+    found = Answering(str(script), 2**29, 1).answer_of(b"said")
+    assert isinstance(found, Broken) and found.by_chance and len(started) == 1
+
+
+def test_a_request_waits_for_those_before_it_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_process, "WAIT_S", 0.2)
+    process = Answering(os.devnull, 2**29, 1)
+    with ThreadPoolExecutor(1) as thread, process._turn:
+        found = thread.submit(process.answer_of, b"said").result(60)
+    assert isinstance(found, Broken) and found.by_chance
+
+
+def test_an_answer_that_was_read_by_half_is_none_of_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "echo.py"
+    script.write_text(
+        "import sys\n"
+        "while size := int.from_bytes(sys.stdin.buffer.read(4), 'big'):\n"
+        "    body = sys.stdin.buffer.read(size)\n"
+        "    sys.stdout.buffer.write(len(body).to_bytes(4, 'big') + body)\n"
+        "    sys.stdout.buffer.flush()\n"
+    )
+    process, received = Answering(str(script), 2**29, 1), script_process._received
+
+    def short_of_memory(channel: socket.socket, size: int, until: float) -> bytearray:
+        if size > HEAD:
+            raise MemoryError
+        return received(channel, size, until)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(script_process, "_received", short_of_memory)
+        with pytest.raises(MemoryError):
+            process.answer_of(b"\0\0\0\1x the first")
+    assert process.answer_of(b"the second") == b"the second"
 
 
 def test_a_process_ends_with_its_template() -> None:
