@@ -6,6 +6,7 @@ nest them differently: `actor_rollout_ref.rollout.n` and `rollout.n` are one. An
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -78,6 +79,21 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "reward_weights": ("reward_weights",),
 }
 """Of each claim, the trainers' settings that say it, by the ends of their dotted keys."""
+SYNC_EVERY = ("async_training.trigger_parameter_sync_step",)
+"""verl's steps from one sync of weights to the next; its staleness counts syncs."""
+EVALUATIONS = frozenset({"eval", "evaluation", "val", "validation"})
+"""Parts of a dotted key whose settings are not those of training."""
+NUMBERS: Mapping[str, tuple[float, float, bool]] = {
+    "group_size": (1, math.inf, True),
+    "temperature": (1e-3, math.inf, False),
+    "top_p": (1e-3, 1, False),
+    "top_k": (-math.inf, math.inf, True),
+    "min_p": (0, 1, False),
+    "max_staleness": (0, math.inf, True),
+    "sync_every": (1, math.inf, True),
+}
+"""The smallest and the largest value of a claim, and whether it is a whole number. Below them sampling is greedy, whose
+log-probabilities are no temperature's."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +123,17 @@ class Claims:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def given_claims(words: Sequence[str]) -> dict[str, Any]:
-    """Claims of the form NAME=VALUE. UserError for an unknown name or a value of another kind."""
+def given_claims(given: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Claims as a mapping, or of the form NAME=VALUE. UserError for an unknown name or a value of another kind."""
+    pairs = given.items() if isinstance(given, Mapping) else (word.split("=", 1) for word in given)
     found: dict[str, Any] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        if name not in KEYS or not text:
+    for name, value in ((name, *rest, "")[:2] for name, *rest in pairs):
+        word = f"{name}={value}"
+        if name not in KEYS or value in ("", None):
             known = ", ".join(KEYS)
             raise UserError(f"--claim {word}: {did_you_mean(name, list(KEYS))}give NAME=VALUE; names: {known}")
-        value = [*text.split(",")] if name == "reward_weights" else text
         if (read := _value(name, value)) is None:
-            raise UserError(f"--claim {word}: {text!r} is no value of {name}")
+            raise UserError(f"--claim {word}: {value!r} is no value of {name}")
         found[name] = read
     return found
 
@@ -130,6 +146,8 @@ def claims_of(path: Path, given: Mapping[str, Any]) -> Claims:
         for name, keys in KEYS.items():
             if name not in found and (value := _find(flat, name, keys)) is not None:
                 found[name], sources[name] = value, file.name
+                if name == "max_staleness":
+                    found[name] = (value + 1) * (_find(flat, "sync_every", SYNC_EVERY) or 1) - 1
     return Claims(**found, sources=sources)
 
 
@@ -178,7 +196,8 @@ def _find(flat: Mapping[str, Any], name: str, keys: Sequence[str]) -> Any:
     """The value of the first of the keys that the settings have."""
     for key in keys:
         for own, value in flat.items():
-            if (own == key or own.endswith(f".{key}")) and (read := _value(name, value)) is not None:
+            is_key = own == key or own.endswith(f".{key}")
+            if is_key and not EVALUATIONS & set(own.split(".")) and (read := _value(name, value)) is not None:
                 return read
     return None
 
@@ -187,13 +206,19 @@ def _value(name: str, value: Any) -> Any:
     """A claim's value as its kind; None if it is none."""
     try:
         if name == "reward_weights":
-            return tuple(float(one) for one in value)
+            weights = tuple(float(one) for one in (value.split(",") if isinstance(value, str) else value))
+            return weights if all(map(math.isfinite, weights)) else None
         if name == "dynamic_sampling":
             return {"true": True, "false": False}.get(str(value).lower())
         if name == "advantage":
             return str(value)
         if name == "dtype":
             return DTYPES.get(str(value).removeprefix("torch."))
-        return int(value) if name in ("group_size", "top_k", "max_staleness") else float(value)
-    except (TypeError, ValueError):
+        low, high, is_whole = NUMBERS[name]
+        number = float(value)
+        number = math.ceil(number) if name == "max_staleness" else number  # verl's is a share of a batch
+    except (TypeError, ValueError, OverflowError):
         return None
+    if not (low <= number <= high and math.isfinite(number)) or (is_whole and number != int(number)):
+        return None
+    return int(number) if is_whole else number

@@ -24,7 +24,7 @@ from squelch.kit.checks.result import MOST_EXAMPLES
 from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
-from squelch.kit.readers.format_rows import Row, as_float, is_number, whole
+from squelch.kit.readers.format_rows import LARGEST_ID, Row, as_float, is_ids, is_number, whole
 from squelch.kit.readers.formats import Format, format_named, names_in
 from squelch.kit.readers.rows import Read, Rows
 from squelch.kit.readers.step_views import StepViews, name_of
@@ -39,6 +39,8 @@ MOST_LOGPROB = 0.02
 """A log-probability is at most 0; numbers of 16 bits may be above it by their rounding."""
 SPOKEN = ("reasoning_content", "thinking", "reasoning", "content", "tool_calls", "function_call")
 """Keys of a message under which something was said."""
+TASKS_OF_TEXT = ("nemo_rl",)
+"""Formats whose task is the text of the first message, which may be a system prompt that all tasks share."""
 KEPT_TEXT = 400
 """Characters of a text that are kept to look for the text of an error."""
 
@@ -230,7 +232,7 @@ def _take(
             found.evaluated.setdefault(task, where)
         return
     found.rows += 1
-    found.named_tasks |= known_id(row.get("task"))
+    found.named_tasks |= known_id(row.get("task")) and found.name not in TASKS_OF_TEXT
     found.of_groups |= known_id(row.get("group"))
     if is_first and task is not None:
         found.tasks.setdefault(task, where)
@@ -263,14 +265,8 @@ def _take(
 
 def _require_ids(ids: Any, where: str) -> None:
     """UserError unless these are token ids, or none."""
-    if not isinstance(ids, list) or not ids:
-        return
-    try:
-        numbers = np.array(ids)
-    except ValueError:  # lists of several lengths
-        numbers = np.empty(0)
-    if numbers.ndim != 1 or numbers.dtype.kind != "i" or numbers.min() < 0:
-        raise UserError(f"{where}: its token ids must be a list of whole numbers from 0")
+    if isinstance(ids, list) and not is_ids(ids):
+        raise UserError(f"{where}: its token ids must be a list of whole numbers from 0 to {LARGEST_ID}")
 
 
 def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_p: float | None) -> Member:

@@ -253,7 +253,7 @@ def _turns(found: Collected, coder: Coder) -> Result:
     same = [
         where
         for where, before, now in continued.differing
-        if _plain(coder.text(now)).startswith(_plain(coder.text(before)))
+        if _plain(coder.text(now, special=True)).startswith(_plain(coder.text(before, special=True)))
     ]
     if not same:
         extra = f", and {continued.broken} rewrite their history" if continued.broken else ""

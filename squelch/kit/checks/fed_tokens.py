@@ -102,17 +102,20 @@ class Fed:
             self.whole += 1
             if last in self.ends or len(self.ends) < MOST_ENDS:
                 self.ends[last] += 1
-        fed = np.zeros_like(mask)
+        stops = np.append(np.flatnonzero(~(zero & mask)), len(mask))
+        edges = np.zeros(len(mask) + 1, int)
         for end in [one for one, count in self.ends.items() if 2 * count >= self.whole]:
-            for at in inside[numbers[inside] == end]:
-                self.after_end[end] += 1
-                rest = (zero & mask)[at + 1 :]
-                stretch = len(rest) if rest.all() else int(rest.argmin())
-                if stretch:
-                    fed[at + 1 : at + 1 + stretch] = True
-                    self.zero_after_end[end] += 1
-                    self.zeros_after_end[end] += stretch
-                    self._show("after_end", where, f"{stretch} tokens after the end token {end}, at {int(at) + 1}")
+            begins = 1 + inside[numbers[inside] == end]
+            stretches = stops[np.searchsorted(stops, begins)] - begins
+            self.after_end[end] += len(begins)
+            begins, stretches = begins[stretches > 0], stretches[stretches > 0]
+            edges[begins] += 1
+            np.subtract.at(edges, begins + stretches, 1)
+            self.zero_after_end[end] += len(begins)
+            self.zeros_after_end[end] += int(stretches.sum())
+            for begin, stretch in zip(begins[:MOST_EXAMPLES], stretches, strict=False):
+                self._show("after_end", where, f"{stretch} tokens after the end token {end}, at {begin}")
+        fed = edges[:-1].cumsum() > 0
         own = zero & mask & ~fed
         self.others += int((mask & ~fed).sum())
         self.zero += int(own.sum())
@@ -125,6 +128,6 @@ def numbers_of(values: Any) -> np.ndarray | None:
         return None
     try:
         found = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if found.ndim == 1 else None

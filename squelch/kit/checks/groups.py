@@ -52,7 +52,8 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
         wrong += [(one, size) for one in own if len(one.members) % size]
     if not wrong:
         return Result(name, "sound", f"All {len(ended)} groups have {usual} rollouts", of=len(ended))
-    texts = [f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}" for group, size in wrong]
+    shown = wrong[:MOST_EXAMPLES]
+    texts = [f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}" for group, size in shown]
     says = f"{len(wrong)} of {len(ended)} groups have not {usual} rollouts, as the others have"
     if found.name in STREAMED and not _at_ends(by_step, [group for group, _ in wrong]):
         needs = "rows of rollouts that were cancelled, which these files do not hold"
@@ -139,8 +140,13 @@ def _not_probabilities(found: Collected, claims: Claims, members: Sequence[Membe
     """What is missing to know how probable the completions were; None if nothing is."""
     if sum(one.log_p is not None for one in members) < len(members) / 2:
         return "the log-probability of each token"
-    if found.name not in TEMPERED and claims.temperature != 1.0:
-        return "--claim temperature=1: at another temperature the recorded log-probabilities need not be the sampler's"
+    if found.name in TEMPERED:
+        return None
+    if claims.temperature != 1.0 or claims.top_p is None:
+        sampler = "at other settings the recorded log-probabilities need not be the sampler's"
+        return f"--claim temperature=1 --claim top_p=1: {sampler}"
+    if (claims.top_k or 0) > 0 or (claims.min_p or 0) > 0:
+        return "log-probabilities of the tokens that top_k and min_p leave"
     return None
 
 
@@ -185,7 +191,7 @@ def validation_leak(found: Collected, claims: Claims) -> Result:
     if not found.evaluated:
         needs = "rows of evaluations in the folder that is checked"
         return Result(name, "unknown", "There are no rows of evaluations", needs=needs)
-    if len(found.tasks) < FEWEST_GROUPS or (not found.named_tasks and 2 * len(found.tasks) < len(found.groups)):
+    if len(found.tasks) < FEWEST_GROUPS or (not found.named_tasks and _begin_alike(list(found.groups.values()))):
         needs = "a column that tells tasks apart"
         return Result(name, "unknown", "The prompts do not tell the tasks apart", needs=needs)
     both = [task for task in found.evaluated if task in found.tasks]
@@ -196,3 +202,9 @@ def validation_leak(found: Collected, claims: Claims) -> Result:
     size = Size(count / of, f"share of the {what} of evaluations", *wilson_interval(count, of))
     says = f"{count} of {of} {what} of evaluations are trained on, too"
     return Result(name, "fault", says, count, of, size, tuple(shown))
+
+
+def _begin_alike(groups: Sequence[Group]) -> bool:
+    """Whether the groups of a step have far fewer prompts than they are; epochs may repeat a prompt."""
+    tasks = {(group.step, one.task) for group in groups for one in group.members.values() if one.task is not None}
+    return 2 * len(tasks) < len(groups)

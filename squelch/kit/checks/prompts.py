@@ -109,9 +109,9 @@ def _played(
     found: Collected, wanted: Sequence[str], decode: Callable[[Sequence[int]], str] | None
 ) -> dict[int, list[int]]:
     """By step, in order: the index of each group's prompt, without those that are not found."""
-    by_beginning: dict[str, list[int]] = {}
+    by_beginning: dict[str, dict[int, dict[str, int]]] = {}
     for index, text in enumerate(wanted):
-        by_beginning.setdefault(text[:BEGINNING], []).append(index)
+        by_beginning.setdefault(text[:BEGINNING], {}).setdefault(len(text), {}).setdefault(text, index)
     sizes = sorted({len(one) for one in by_beginning}, reverse=True)
     places = {digest(text): index for index, text in reversed(list(enumerate(wanted)))}
     known: dict[bytes, int | None] = {}
@@ -123,24 +123,23 @@ def _played(
         if prompt not in known:
             text = _text(found.prompts.get(prompt), decode) or ""
             exact = places.get(digest(text))
-            known[prompt] = exact if exact is not None else _within(text, wanted, by_beginning, sizes)
+            known[prompt] = exact if exact is not None else _within(text, by_beginning, sizes)
         if (index := known[prompt]) is not None:
             steps.setdefault(group.step or 0, []).append(index)
     return dict(sorted(steps.items()))
 
 
-def _within(
-    text: str, wanted: Sequence[str], by_beginning: Mapping[str, list[int]], sizes: Iterable[int]
-) -> int | None:
-    """The longest of the prompts that a rendered text holds."""
+def _within(text: str, by_beginning: Mapping[str, Mapping[int, Mapping[str, int]]], sizes: Iterable[int]) -> int | None:
+    """The longest of the prompts that a rendered text holds. `by_beginning`: their indices by their beginning, their
+    length and themselves."""
     found = {
-        index
+        (length, -index)
         for size in sizes
         for place in range(len(text) - size + 1)
-        for index in by_beginning.get(text[place : place + size], ())
-        if text.startswith(wanted[index], place)
+        for length, own in by_beginning.get(text[place : place + size], {}).items()
+        if (index := own.get(text[place : place + length])) is not None
     }
-    return max(found, key=lambda index: (len(wanted[index]), -index), default=None)
+    return -max(found)[1] if found else None
 
 
 def _in_order(steps: Mapping[int, Sequence[int]]) -> bool:

@@ -49,7 +49,11 @@ def rewards_missing(found: Collected, claims: Claims) -> Result:
     infinite = [one for one in scored if any(value is not None and math.isinf(value) for value in one.rewards.values())]
     wrong = [*infinite, *none]
     if not wrong:
-        return Result(name, "sound", f"Each of {len(played)} rollouts has a finite reward", of=len(played))
+        with_one = sum(any(value is not None for value in one.rewards.values()) for one in played)
+        says = f"Each of {len(played)} rollouts has a finite reward"
+        if with_one < len(played):
+            says = f"{with_one} of {len(played)} rollouts have a finite reward, and the others need none in these files"
+        return Result(name, "sound", says, of=len(played))
     says = f"{len(none)} of {len(played)} rollouts have no reward, and {len(infinite)} an infinite one"
     texts = ["an infinite reward"] * len(infinite) + ["no reward, and no failure is recorded"] * len(none)
     return _fault(name, says, wrong, texts, len(played))
@@ -81,7 +85,9 @@ def failures_as_rewards(found: Collected, claims: Claims) -> Result:
 
 
 def _errors(played: Sequence[Member]) -> list[Member]:
-    """Those that say the text of an error that several prompts were answered with."""
+    """Those that say the text of an error that several prompts were answered with, always for the lowest reward: one
+    that is rewarded is an answer."""
+    lowest = min(map(_total, played))
     by_text: dict[str, list[Member]] = {}
     for one in played:
         if one.text and len(one.text) <= SHORT and ERROR.match(one.text):
@@ -91,8 +97,13 @@ def _errors(played: Sequence[Member]) -> list[Member]:
         one
         for own in groups
         if len(own) >= FEWEST_ERRORS and len({other.prompt for other in own}) >= FEWEST_PROMPTS
+        if all(_total(other) == lowest for other in own)
         for one in own
     ]
+
+
+def _total(one: Member) -> float:
+    return sum(value for value in one.rewards.values() if value is not None)
 
 
 def _are_too_many(empty: Sequence[Member], played: Sequence[Member]) -> bool:

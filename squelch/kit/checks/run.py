@@ -83,9 +83,8 @@ def check(
     Raises:
         ValueError: a file is damaged, of no known format, or holds no rows of a training.
     """
-    words = [f"{name}={value}" for name, value in claims.items()] if isinstance(claims, Mapping) else claims
     try:
-        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, words, tokens, seed)
+        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, claims, tokens, seed)
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -105,7 +104,7 @@ def checked(
     base: Path | None = None,
     data: Path | None = None,
     name: str | None = None,
-    claims: Sequence[str] = (),
+    claims: Mapping[str, Any] | Sequence[str] = (),
     tokens: int | None = None,
     seed: int = 0,
     views: StepViews | None = None,
@@ -120,4 +119,4 @@ def checked(
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
     results.append(prompts_lost(found, made, data, None if coder is None else coder.text))
     results += [*encoding_results(found, coder), *weights.results()]
-    return CheckResult(tuple(results), tuple(found.notes), found.rows, made)
+    return CheckResult(tuple(results), (*found.notes, *weights.notes), found.rows, made)

@@ -83,7 +83,7 @@ def check_weights(
     Args:
         scores: of `scored.score`; None if nothing could be scored.
         claims: what the run says of its sampling.
-        why_not: with None: what is missing, for `Result.needs`; empty: the checkpoints.
+        why_not: where nothing was scored: what is missing, for `Result.needs`; empty: the checkpoints.
         samples: with None: those that were drawn, whose recorded values are compared with each other.
     """
     if scores is None or not scores.samples or not scores.candidates:

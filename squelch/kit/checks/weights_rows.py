@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from squelch.kit.base.package import needs_extra
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
-from squelch.kit.readers.format_rows import Row
+from squelch.kit.readers.format_rows import Row, is_ids
 from squelch.kit.readers.formats import Format
 from squelch.kit.readers.weights import WeightsRule
 
@@ -91,6 +91,8 @@ class WeightRows:
         self._unrendered: dict[str, tuple[Any, Any]] = {}
         """Messages and tools of prompts, by the sample's row."""
         self._draw: Draw | None = None
+        self.notes: list[str] = []
+        """What to know of the results, once they are made."""
 
     def offer(self, row: Row, where: str, found: Format | None, learned: Row | None = None) -> None:
         """Takes a row of training that did not fail and whose content was read. UserError if no
@@ -124,7 +126,8 @@ class WeightRows:
         if not candidates:
             return check_weights(None, claims, f"{CHECKPOINTS} with models in them", samples)
         scores = score(samples, candidates, claims.temperature, base=self._base, device=self._device)
-        return check_weights(scores, claims)
+        self.notes += [f"not scored, {reason}: {count}" for reason, count in sorted(scores.left_out.items())]
+        return check_weights(scores, claims, f"rows that the model can score ({'; '.join(self.notes)})")
 
     def _begin(self, found: Format | None) -> None:
         if found is not None:
@@ -172,7 +175,7 @@ class WeightRows:
             if not fed and _are_messages(said):
                 self._unrendered[name] = said, row.get("tools")
                 prompt = [0] * (1 + len(str(said)) // CHARACTERS)
-        if not (_are_ids(prompt) and _are_ids(completion)):
+        if not (prompt and is_ids(prompt) and completion and is_ids(completion)):
             return None
         engine = _numbers(row.get("logprobs"), len(completion)) if exact else None
         engine = None if engine is None else np.where(engine == 0, np.nan, engine)  # what trainers write for fed tokens
@@ -219,12 +222,6 @@ def cuts_tail(claims: Claims) -> bool | None:
 
 def _are_messages(said: Any) -> bool:
     return isinstance(said, list) and bool(said) and all(isinstance(one, dict) and "role" in one for one in said)
-
-
-def _are_ids(values: Any) -> TypeGuard[list[int]]:
-    return (
-        isinstance(values, list) and bool(values) and all(isinstance(one, int) and 0 <= one < 2**31 for one in values)
-    )
 
 
 def _numbers(values: Any, count: int) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import digest, first, known, known_id
+from squelch.kit.base.values import digest, first, known, known_id, object_of
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import brief
 
@@ -28,6 +28,8 @@ class LeftOut:
     reason: str
 
 
+LARGEST_ID = 2**31 - 1
+"""Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
 UNKNOWN: Row = {
     **dict.fromkeys(("mask", "sampled", "logprobs", "trained", "messages", "tools")),
     **{"ids": (), "said": (), "start": 0},
@@ -111,18 +113,26 @@ def split_uid(uid: Any) -> tuple[str | None, str | None, int]:
 
 
 def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
-    """NeMo-RL, `Logger.log_batched_dict_as_jsonl`: each value is a batch of one."""
+    """NeMo-RL, `Logger.log_batched_dict_as_jsonl`: each value is a batch of one. Of training it writes the texts of the
+    messages, of validation messages; their texts are rendered. The task is the first one's text."""
     one = {key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in record.items()}
-    reward = one.get("filtered_rewards", one.get("rewards"))
+    reward, said = one.get("filtered_rewards", one.get("rewards")), one.get("content")
+    said = said if isinstance(said, list) else []
+    texts = [object_of(each).get("content", each) for each in said]
     shared = {"step": one.get("step"), "rewards": {"reward": reward}, "rollout": one.get("idx")}
+    shared["task"] = first(texts[:1], lambda text: isinstance(text, str))
     if "token_ids" not in one:
-        said = one.get("content")
-        if not isinstance(said, list) or len(said) != 2 or not all(isinstance(text, str) for text in said):
+        are_messages = any(isinstance(each, dict) for each in said)
+        if not texts or not all(isinstance(text, str) for text in texts) or not (are_messages or len(texts) == 2):
             raise UserError(
-                f"{where}: `content` is {brief(said)}; without `token_ids` only a conversation of one prompt and one "
-                "answer can be read"
+                f"{where}: `content` is {brief(one.get('content'))}; without `token_ids` only messages, or the texts "
+                "of one prompt and one answer, can be read"
             )
-        yield {"prompt": said[0], "completion": said[1], **shared}
+        spoken = [at for at, each in enumerate(said) if object_of(each).get("role") == "assistant"]
+        for turn, at in enumerate(spoken if are_messages else [1]):
+            yield {"prompt": "".join(texts[:at]), "completion": texts[at], "turn": turn, **shared}
+        if are_messages and not spoken:
+            yield LeftOut("nothing was sampled")
         return
     ids, mask = _same_length(one["token_ids"], one.get("token_loss_mask"), where, "token_ids", "token_loss_mask")
     size = one.get("input_lengths", len(ids))
@@ -358,6 +368,13 @@ def as_float(value: float) -> float:
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, and no flag."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_ids(values: Any) -> TypeGuard[list[int]]:
+    """Whether a value is a list of token ids; an empty one is."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) <= LARGEST_ID)
 
 
 def reward_columns(record: Record) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.values import digest, known_id
-from squelch.kit.readers.format_rows import NEEDED, column_of, is_sample, whole
+from squelch.kit.readers.format_rows import LARGEST_ID, NEEDED, column_of, is_ids, is_sample, whole
 from squelch.kit.readers.formats import Format, format_named
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.kit.readers.records import SUFFIXES, suffix_of
@@ -37,8 +37,6 @@ OF_TOKENS = ("logprobs", "advantage", "learned")
 """Keys that may hold a value for each token and that no score needs."""
 MOST_SHOWN = 2**24
 """Ids of all prompts of a record: each turn of a long rollout shows those before it again."""
-LARGEST_ID = 2**31 - 1
-"""Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def checked(row: Row, record: dict[str, Any], where: str) -> Row:
         return column_of(key, row, record)
 
     for key in ("prompt_ids", "reasoning_ids", "answer_ids", "completion_ids"):
-        if row.get(key) is not None and not _is_ids(row[key]):
+        if row.get(key) is not None and not is_ids(row[key]):
             raise UserError(f"{where}: {column(key)} must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
     if row.get("reasoning") is not None and not isinstance(row["reasoning"], str):
         raise UserError(f"{where}: {column('reasoning')} is a {type(row['reasoning']).__name__}; it must be text")
@@ -200,11 +198,6 @@ def checked(row: Row, record: dict[str, Any], where: str) -> Row:
         names = ", ".join(f"`{name}`" + " (null)" * (record[name] is None) for name in record) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
-
-
-def _is_ids(value: Any) -> bool:
-    whole = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
-    return whole and all(0 <= i <= LARGEST_ID for i in value)
 
 
 class Reader:

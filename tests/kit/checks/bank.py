@@ -144,7 +144,8 @@ def verl(folder: Path, rollouts: list[Rollout]) -> Path:
 def nemo_rl(folder: Path, rollouts: list[Rollout]) -> Path:
     for step, own in by_step(rollouts).items():
         for is_validation in {one.validation for one in own}:
-            rows = [_nemo(place, one) for place, one in enumerate(own) if one.validation == is_validation]
+            write = _nemo_validation if is_validation else _nemo
+            rows = [write(place, one) for place, one in enumerate(own) if one.validation == is_validation]
             jsonl(folder / "nemo" / f"{'val' if is_validation else 'train'}_data_step{step}.jsonl", rows)
     return folder / "nemo"
 
@@ -164,6 +165,11 @@ def _nemo(place: int, one: Rollout) -> dict[str, Any]:
         "prev_logprobs": [[*[0.0] * before, *trained, 0.0, 0.0]],
         "idx": place,
     }
+
+
+def _nemo_validation(place: int, one: Rollout) -> dict[str, Any]:
+    user = {"role": "user", "content": f"<|user|>{one.prompt}<|assistant|>"}
+    return {"content": [[user, {"role": "assistant", "content": one.text}]], "rewards": [one.reward], "idx": place}
 
 
 def areal(folder: Path, rollouts: list[Rollout]) -> Path:

@@ -15,7 +15,7 @@ from squelch.kit.checks.tokens import fed_tokens_learned
 from squelch.kit.readers.formats import FORMATS
 
 RUNS, GROUPS, SIZE = 1000, 16, 8
-SOUND = Claims(temperature=1.0)
+SOUND = Claims(temperature=1.0, top_p=1.0)
 
 
 def collected(groups: list[list[Member]], name: str = "slime") -> Collected:
@@ -58,6 +58,22 @@ def test_one_copy_of_an_improbable_completion_is_enough_and_its_probability_deci
         assert equal_completions(collected(groups), Claims()).verdict == "unknown", "tempered or not is not known"
     half = Claims(temperature=1.0, top_p=0.5)
     assert equal_completions(collected(groups), half).verdict == "sound", "a nucleus makes each token likelier"
+
+
+@pytest.mark.parametrize(
+    ("claims", "verdict"),
+    [
+        (Claims(temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0), "fault"),
+        (Claims(temperature=1.0), "unknown"),
+        (Claims(temperature=1.0, top_p=1.0, top_k=20), "unknown"),
+        (Claims(temperature=1.0, top_p=1.0, min_p=0.1), "unknown"),
+    ],
+)
+def test_equal_completions_need_the_sampler_to_be_known_unless_the_format_records_its_own(claims, verdict) -> None:
+    groups = [[member(f"{g} {n}".encode(), -18.0) for n in range(SIZE)] for g in range(GROUPS)]
+    groups[3][:2] = [member(b"the same"), member(b"the same")]
+    assert equal_completions(collected(groups), claims).verdict == verdict
+    assert equal_completions(collected(groups, "squelch"), claims).verdict == "fault"
 
 
 def test_empty_texts_of_a_policy_that_ends_at_once_are_no_fault() -> None:

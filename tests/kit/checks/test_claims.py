@@ -76,7 +76,7 @@ def test_bad_files_are_a_value_error_that_names_them(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [["a", "b"], [1.5, 2], [-1, 2], [[1], [2]], [1, [2]], [10**30, 1], [None, 1], [True, "x"]]
+    "ids", [["a", "b"], [1.5, 2], [-1, 2], [[1], [2]], [1, [2]], [10**30, 1], [2**40, 1], [None, 1], [True, "x"]]
 )
 def test_ids_that_are_none_are_refused_with_their_row(tmp_path, ids) -> None:
     row = {"tokens": ids, "response": "x", "response_length": 1, "prompt": "p", "reward": 1.0, "group_index": 0}
@@ -91,7 +91,50 @@ def test_settings_as_deep_as_they_are_long_claim_nothing(tmp_path) -> None:
     assert claims_of(tmp_path, {}).known == {}
 
 
-@pytest.mark.parametrize("value", [None, "x", [], {}, [1, "x"], [[1]], "NaN", 10**400, {"a": []}])
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("config.yaml", "async_training: {staleness_threshold: 0.5}", {"max_staleness": 1}),
+        (
+            "config.yaml",
+            "async_training: {staleness_threshold: 0.5, trigger_parameter_sync_step: 4}",
+            {"max_staleness": 7},  # a sync late, and up to three steps after the next
+        ),
+        ("orch.toml", "max_off_policy_steps = inf", {}),
+        ("orch.toml", "max_off_policy_steps = nan", {}),
+        ("config.yaml", "gconfig: {temperature: 0, top_p: -1, n_samples: 0.5}", {}),
+        ("config.yaml", "gconfig: {temperature: .nan, top_p: .inf, n_samples: .inf}", {}),
+        (
+            "orch.toml",
+            "[orchestrator.eval.sampling]\ntemperature = 0.3\n[orchestrator.train.sampling]\ntemperature = 0.7\n",
+            {"temperature": 0.7},
+        ),
+    ],
+)
+def test_settings_that_no_training_can_have_claim_nothing_and_shares_are_steps(tmp_path, name, text, wanted) -> None:
+    assert claims_of(settings(tmp_path, name, text), {}).known == wanted
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["temperature=0", "temperature=nan", "top_p=-1", "top_p=1.5", "min_p=2", "group_size=0.5", "max_staleness=inf",
+     "reward_weights=1,nan"],
+)  # fmt: skip
+def test_a_claim_out_of_its_range_is_refused(word) -> None:
+    with pytest.raises(UserError, match=f"--claim {word}: .* is no value of {word.partition('=')[0]}"):
+        given_claims([word])
+
+
+def test_claims_of_a_mapping_are_values(tmp_path) -> None:
+    given = {"reward_weights": [1, 0.5], "group_size": 4, "dynamic_sampling": False}
+    found = check(verl(tmp_path, run()), claims=given).claims.known
+    assert found == {"reward_weights": (1.0, 0.5), "group_size": 4, "dynamic_sampling": False}
+    for bad in ({"temprature": 1}, {"group_size": None}, {"group_size": [4]}):
+        with pytest.raises(ValueError, match="--claim"):
+            check(tmp_path / "verl", claims=bad)
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, [1, "x"], [10**400, -1.0], [[1]], "NaN", 10**400, {"a": []}])
 @pytest.mark.parametrize(
     "key", ["rollout_log_probs", "loss_mask", "reward", "group_index", "weight_versions", "status"]
 )

@@ -159,6 +159,16 @@ def test_turns_that_were_encoded_anew_are_found_and_a_rewritten_history_is_none(
     assert found.verdict == "sound" and "1 rewrite their history" in found.says
 
 
+def test_control_tokens_that_a_template_leaves_out_of_the_history_are_no_fault(folder, tmp_path) -> None:
+    begin = f"{BEGIN}<|im_start|>user\nproblem 1<|im_end|>\n<|im_start|>assistant\n"
+    record = conversation(folder, encoded(folder, f"{begin}the sum<|im_end|>\n"), 1)
+    said = record["response"]["output"][0]
+    said["generation_token_ids"] = encoded(folder, f"<|im_start|><|im_end|>{BEGIN}the sum")  # e.g. an empty thinking
+    said["generation_log_probs"] = [-1.0] * len(said["generation_token_ids"])
+    found = results(jsonl(tmp_path / "rows.jsonl", [record]), folder)["turns_encoded_anew"]
+    assert found.verdict == "sound" and "1 rewrite their history" in found.says
+
+
 def test_a_folder_without_a_tokenizer_is_refused_and_a_checkpoints_is_found(folder, tmp_path) -> None:
     with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
         tokenizer_folder(tmp_path, None)

@@ -13,7 +13,7 @@ from squelch.kit.checks.run import CHECKS, CheckResult, check
 from tests.kit.checks.bank import END, WRITERS, Rollout, by_group, by_step, run, verifiers, with_advantages
 
 Plant = Callable[[list[Rollout]], None]
-WITH_TEMPERATURE = ["temperature=1"]
+WITH_TEMPERATURE = ["temperature=1", "top_p=1"]
 
 
 def checked(name: str, folder: Path, rollouts: list[Rollout], claims: list[str] | None = None) -> CheckResult:
@@ -226,6 +226,13 @@ def late_members(rollouts: list[Rollout]) -> None:
         one.step += 1
 
 
+def errors_asked_for(rollouts: list[Rollout]) -> None:
+    """Problems whose answers are names of errors; some are wrong."""
+    for place, one in enumerate(rollouts):
+        one.text, one.reward = ("TypeError", "KeyError")[place % 2], float(place % 3 == 0)
+    with_advantages(rollouts)
+
+
 HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "a prompt twice in a step": (twice_in_a_step, tuple(WRITERS)),
     "an evaluation of another size": (small_evaluation, ("trl",)),
@@ -234,6 +241,7 @@ HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "a second epoch": (second_epoch, tuple(WRITERS)),
     "failed rollouts": (failures, ("slime", "verifiers", "squelch")),
     "groups that a filter left out": (filtered, ("trl", "verifiers", "nemo_rl")),
+    "errors that were asked for": (errors_asked_for, tuple(WRITERS)),
     "a policy that is certain": (certain, tuple(WRITERS)),
     "rewards that are all equal": (constant_rewards, tuple(WRITERS)),
     "advantages without a scale": (dr_grpo, ("trl", "verifiers", "nemo_rl")),
@@ -250,6 +258,36 @@ def test_what_healthy_runs_do_is_no_fault(what, name, tmp_path) -> None:
     for claims in ([], WITH_TEMPERATURE):
         found = checked(name, tmp_path / str(len(claims)), rollouts, claims)
         assert [(one.name, one.says) for one in found.faults] == []
+
+
+@pytest.mark.parametrize("name", ["squelch", "verifiers", "nemo_rl", "slime"])
+def test_a_leak_is_found_after_many_epochs_and_unknown_where_all_prompts_begin_alike(name, tmp_path) -> None:
+    rollouts = run(steps=6, validation=6)
+    for one in rollouts:  # each step plays the same six prompts
+        if not one.validation:
+            one.prompt, one.prompt_ids = rollouts[4 * one.task].prompt, rollouts[4 * one.task].prompt_ids
+    leak(rollouts)
+    assert [one.name for one in checked(name, tmp_path / "a", rollouts).faults] == ["validation_leak"]
+    for one in rollouts:
+        one.prompt, one.prompt_ids = "You are helpful.", [1, 2]
+    found = checked(name, tmp_path / "b", rollouts)
+    assert verdicts(found)["validation_leak"] == "unknown"
+
+
+def test_rollouts_that_need_no_reward_are_not_said_to_have_one(tmp_path) -> None:
+    rollouts = run()
+    no_reward(rollouts)
+    rollouts[5].advantage = 0.0
+    (one,) = [one for one in checked("trl", tmp_path, rollouts).results if one.name == "rewards_missing"]
+    assert (one.verdict, one.says[:43]) == ("sound", "71 of 72 rollouts have a finite reward, and")
+
+
+def test_a_system_prompt_is_no_task_of_nemo_rl(tmp_path) -> None:
+    """Its rows name the first message alone, which several data sets may share."""
+    rollouts = run(steps=6, tasks=24, validation=6)
+    for one in rollouts:
+        one.prompt = f"System prompt {one.task % 6}."
+    assert verdicts(checked("nemo_rl", tmp_path, rollouts))["validation_leak"] == "unknown"
 
 
 def test_rollouts_in_flight_at_the_end_of_a_stream_are_no_fault(tmp_path) -> None:

@@ -21,7 +21,7 @@ from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.bank import WRITERS, Rollout, run
-from tests.kit.checks.tiny import LENGTH, play, save_training, step_of
+from tests.kit.checks.tiny import LENGTH, VOCABULARY, play, save_training, step_of
 from tests.kit.readers.trainer_files import jsonl
 
 ROWS = 16
@@ -92,6 +92,18 @@ def test_files_of_a_run_at_another_temperature_say_so(trained: tuple[str, Path],
         verdicts(files(tmp_path / "claimed", trained, temperature=0.9), trained, temperature=0.9)["temperature"]
         == "sound"
     )
+
+
+def test_rows_that_cannot_be_scored_are_told(trained: tuple[str, Path], tmp_path: Path) -> None:
+    form, saved = trained
+    rollouts = run(steps=3)
+    for one in rollouts:
+        one.parts, one.drawn = [([VOCABULARY, 3], True)], [-1.0, -1.0]
+    found = check(WRITERS[form](tmp_path, rollouts), checkpoints=saved)
+    (note,) = [one for one in found.notes if one.startswith("not scored")]
+    assert note.startswith("not scored, a token id outside the model's vocabulary: ")
+    (one,) = [one for one in found.results if one.name == "stale_weights"]
+    assert one.verdict == "unknown" and note in one.needs
 
 
 def test_engine_and_trainer_are_compared_without_checkpoints_too(tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def test_an_evaluation_of_verl_and_nemo_rl_is_of_the_checkpoint_of_its_own_step(
     assert notes_on_file(found, path, Path("step_7")) == []
 
 
+def test_messages_of_nemo_rls_validation_are_turns_of_rendered_text(tmp_path) -> None:
+    said = [("user", "<u>2+2?<a>"), ("assistant", "4"), ("environment", "<e>right<a>"), ("assistant", "done")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    rows = [{"content": [own], "rewards": [1.0], "idx": 0} for own in (messages, messages[:1])]
+    found = read_samples(trainer_files.jsonl(tmp_path / "val_data_step7.jsonl", rows))
+    assert [(row["prompt"], row["completion"], row["turn"]) for _, row in found.rows] == [
+        ("<u>2+2?<a>", "4", 0),
+        ("<u>2+2?<a>4<e>right<a>", "done", 1),
+    ]
+    assert found.notes == ["left out, nothing was sampled: 1"]
+    for content in ([messages[0], 3], [{"role": "user"}], ["a", "b", "c"], [], None):
+        path = trainer_files.jsonl(tmp_path / "bad.jsonl", [{"content": [content], "rewards": [1.0], "idx": 0}])
+        assert "row 1: `content` is" in refused(path)
+
+
 def test_an_evaluation_under_the_name_of_trls_step_is_noted(tmp_path) -> None:
     path, model = trainer_files.trl(tmp_path), tmp_path / "checkpoint-99"
     (tmp_path / "checkpoint-100").mkdir()
