@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +41,11 @@ ROUNDINGS = (("bfloat16", 8), ("float16", 11), ("float32", 24))
 
 @dataclass(frozen=True)
 class _Known:
-    """A group's rewards (n, k) and advantages (n,)."""
+    """A group's rewards (n, k), 0 where none is `given` (n, k), and advantages (n,)."""
 
     group: Group
     rewards: np.ndarray
+    given: np.ndarray
     advantages: np.ndarray
 
 
@@ -76,11 +77,14 @@ RULES: Mapping[str, Rule] = {
 """By name, for docs: of a group's sums, and the standard deviation of its step's sums, each way to write the rule."""
 GDPO, GDPO_EPSILON = "gdpo", 1e-4
 """TRL's `normalize_then_sum`: each reward by itself within its group, and their sum within the step."""
+BY_STEP = ("grpo_batch", GDPO)
+"""Rules that need all groups of a step."""
 
 
 def advantages(found: Collected, claims: Claims) -> Result:
     """Groups whose advantages are not those that the file's rule gives."""
-    name, known, by_token = "advantages", *_known(found)
+    name, rewards = "advantages", list(dict.fromkeys(name for one in found.members for name in one.rewards))
+    known, partly, by_token = _known(found, rewards)
     if by_token:
         says = f"{by_token} rollouts have an advantage for each token, as a critic gives them"
         return Result(name, "unknown", says, needs="advantages that are equal for all tokens of a rollout")
@@ -88,21 +92,33 @@ def advantages(found: Collected, claims: Claims) -> Result:
     if len(told) < FEWEST:
         says = f"{len(told)} groups have advantages that differ"
         return Result(name, "unknown", says, needs=f"advantages of {FEWEST} groups of unequal rewards")
+    if claims.reward_weights is not None and len(claims.reward_weights) != len(rewards):
+        says = f"{len(claims.reward_weights)} weights are claimed, and the rewards are {', '.join(rewards)}"
+        return Result(name, "unknown", says, needs="--claim reward_weights=W,W,... of these rewards in this order")
     rounding = _rounding(told)
-    weights = _weights(told, claims, rounding)
+    weights = _weights(told, [one for one in known if one.group.step not in partly], claims, rounding)
     if weights is None:
-        says = f"No weights of the {told[0].rewards.shape[1]} rewards give the advantages of most of {len(told)} groups"
-        return Result(name, "unknown", says, of=len(told), needs="--claim reward_weights=W,W,... by the rewards' names")
-    ways = _ways(known, weights)
+        says = f"No weights of the rewards {', '.join(rewards)} give the advantages of most of {len(told)} groups"
+        needs = "--claim reward_weights=W,W,... in the order of these rewards"
+        return Result(name, "unknown", says, of=len(told), needs=needs)
+    ways = _ways(known, partly, weights)
     fitting = [_rules(one, ways[id(one)], rounding) for one in told]
     counts = Counter(rule for rules in fitting for rule in rules)
     rule = claims.advantage or (counts.most_common(1)[0][0] if counts else "")
+    if rule in BY_STEP:
+        pairs = [(one, rules) for one, rules in zip(told, fitting, strict=True) if one.group.step not in partly]
+        told, fitting = [one for one, _ in pairs], [rules for _, rules in pairs]
+    if len(told) < FEWEST:
+        says = f"The rule {rule} needs steps whose groups are all known, and {len(told)} groups are in such ones"
+        return Result(name, "unknown", says, needs=f"{FEWEST} groups of unequal rewards in such steps")
     share = counts[rule] / len(told) if rule else 0.0
     wrong = [one for one, rules in zip(told, fitting, strict=True) if rule not in rules]
     if not wrong:
         return Result(name, "sound", f"The rule {rule} gives the advantages of all {len(told)} groups", of=len(told))
     says = f"The rule {rule or 'of no trainer'} gives the advantages of {share:.0%} of {len(told)} groups"
-    is_open = found.name not in FIXED or (claims.reward_weights is None and told[0].rewards.shape[1] > 1)
+    is_open = (
+        found.name not in FIXED or bool(partly) or (claims.reward_weights is None and told[0].rewards.shape[1] > 1)
+    )
     if share < MOST and not claims.advantage and is_open:
         needs = "--claim advantage=RULE, of a rule that this check knows, and --claim reward_weights=W,W,..."
         return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
@@ -115,22 +131,32 @@ def advantages(found: Collected, claims: Claims) -> Result:
     return Result(name, "fault", says, len(wrong), len(told), size, shown, step=min(steps, default=None))
 
 
-def _known(found: Collected) -> tuple[list[_Known], int]:
-    """The groups whose rewards and advantages are known, and rollouts with one for each token. A group that is not
-    whole is left out: what counted as the reward of its failed or missing rollouts is not known."""
-    names = sorted({name for one in found.members for name in one.rewards})
+def _known(found: Collected, names: Sequence[str]) -> tuple[list[_Known], set[int | None], int]:
+    """The groups whose rewards and advantages are known, the steps that have others too, and rollouts with one for each
+    token. A group that is not whole is left out: what counted as the reward of its failed or missing rollouts is not
+    known."""
     size = max(Counter(len(group.members) for group in found.groups.values()).items(), key=lambda one: one[1])[0]
-    known, by_token = list[_Known](), 0
+    known, partly, by_token = list[_Known](), set[int | None](), 0
     for group in found.groups.values():
         by_token += sum(isinstance(one.advantage, list) for one in group.played)
         for members in _chunks(group.played, size) if found.name in BY_PROMPT else [group.played]:
             scored = all(any(value is not None for value in one.rewards.values()) for one in members)
-            if len(members) == size > 1 and scored and all(isinstance(one.advantage, float) for one in members):
-                rewards = np.array([[one.rewards.get(name) or 0.0 for name in names] for one in members], float)
-                advantages = np.array([one.advantage for one in members], float)
-                if rewards.size and np.isfinite(rewards).all() and np.isfinite(advantages).all():
-                    known.append(_Known(group, rewards, advantages))
-    return known, by_token
+            if len(members) == size > 1 and scored and (one := _group(group, members, names)) is not None:
+                known.append(one)
+            else:
+                partly.add(group.step)
+    return known, partly, by_token
+
+
+def _group(group: Group, members: Sequence[Member], names: Sequence[str]) -> _Known | None:
+    """The members' values; None if some are not known."""
+    if not names or not all(isinstance(one.advantage, float) for one in members):
+        return None
+    rewards = np.array([[one.rewards.get(name) or 0.0 for name in names] for one in members], float)
+    given = np.array([[one.rewards.get(name) is not None for name in names] for one in members])
+    advantages = np.array([one.advantage for one in members], float)
+    is_known = np.isfinite(rewards).all() and np.isfinite(advantages).all()
+    return _Known(group, rewards, given, advantages) if is_known else None
 
 
 def _chunks(members: Sequence[Member], size: int) -> list[Sequence[Member]]:
@@ -138,11 +164,13 @@ def _chunks(members: Sequence[Member], size: int) -> list[Sequence[Member]]:
     return [members[at : at + size] for at in range(0, len(members), size)]
 
 
-def _weights(known: Sequence[_Known], claims: Claims, rounding: float) -> np.ndarray | None:
+def _weights(
+    known: Sequence[_Known], in_whole_steps: Sequence[_Known], claims: Claims, rounding: float
+) -> np.ndarray | None:
     """(k,) the weights of the rewards: the claimed ones, ones if they explain the advantages, or those that explain
     most groups; None if none do."""
     count = known[0].rewards.shape[1]
-    if claims.reward_weights is not None and len(claims.reward_weights) == count:
+    if claims.reward_weights is not None:
         return np.array(claims.reward_weights)
     ones, most = np.ones(count), max(1e-4, 4 * rounding)
     if count == 1 or all(_unexplained(one, ones) <= most for one in known):
@@ -153,12 +181,15 @@ def _weights(known: Sequence[_Known], claims: Claims, rounding: float) -> np.nda
         found = _line(kept)
     if all(_unexplained(one, found) <= most for one in kept):
         return found / np.abs(found).max()
-    return ones if _is_gdpo([one for one in known if one.group.step == known[0].group.step]) else None
+    step = in_whole_steps[0].group.step if in_whole_steps else None
+    return ones if _is_gdpo([one for one in in_whole_steps if one.group.step == step]) else None
 
 
 def _is_gdpo(own: Sequence[_Known]) -> bool:
     """Whether most groups of a step have the advantages of `GDPO` with equal weights."""
-    ways, rounding = _ways(own, np.ones(own[0].rewards.shape[1])), _rounding(own)
+    if not own:
+        return False
+    ways, rounding = _ways(own, set(), np.ones(own[0].rewards.shape[1])), _rounding(own)
     return sum(GDPO in _rules(one, ways[id(one)], rounding) for one in own) >= MOST * len(own)
 
 
@@ -204,24 +235,32 @@ def _rounding(known: Sequence[_Known]) -> float:
     return 1e-5
 
 
-def _ways(known: Sequence[_Known], weights: np.ndarray) -> dict[int, dict[str, list[np.ndarray]]]:
-    """Of each group, by its id: each rule's advantages, in each way to write it."""
+def _ways(
+    known: Sequence[_Known], partly: Set[int | None], weights: np.ndarray
+) -> dict[int, dict[str, list[np.ndarray]]]:
+    """Of each group, by its id: each rule's advantages, in each way to write it; without the rules of a step where
+    it is `partly` known."""
     steps: dict[int | None, list[_Known]] = {}
     for one in known:
         steps.setdefault(one.group.step, []).append(one)
     found: dict[int, dict[str, list[np.ndarray]]] = {}
     for own in steps.values():
-        sums, scaled = [one.rewards @ weights for one in own], [_normal(one.rewards) @ weights for one in own]
+        sums, scaled = [one.rewards @ weights for one in own], [_normal(one) @ weights for one in own]
         batch, whole = float(np.concatenate(sums).std(ddof=1)), np.concatenate(scaled)
         for one, total, each in zip(own, sums, scaled, strict=True):
             found[id(one)] = {name: rule(total, batch) for name, rule in RULES.items()}
             found[id(one)][GDPO] = [(each - whole.mean()) / (whole.std(ddof=1) + GDPO_EPSILON)]
+            if one.group.step in partly:
+                found[id(one)] = {name: ways for name, ways in found[id(one)].items() if name not in BY_STEP}
     return found
 
 
-def _normal(rewards: np.ndarray) -> np.ndarray:
-    """(n, k) each reward less its mean, by its standard deviation."""
-    return (rewards - rewards.mean(axis=0)) / (rewards.std(axis=0, ddof=1) + GDPO_EPSILON)
+def _normal(one: _Known) -> np.ndarray:
+    """(n, k) each given reward less the mean of these, by their standard deviation; else 0."""
+    counts = one.given.sum(axis=0)
+    centred = (one.rewards - one.rewards.sum(axis=0) / np.maximum(counts, 1)) * one.given
+    spread = np.sqrt((centred**2).sum(axis=0) / np.maximum(counts - 1, 1))
+    return centred / (spread + GDPO_EPSILON)
 
 
 def _rules(one: _Known, ways: Mapping[str, list[np.ndarray]], rounding: float) -> set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.format_rows import LARGEST_ID, Row, as_float, is_ids, is_number, whole
-from squelch.kit.readers.formats import Format, format_named, names_in
+from squelch.kit.readers.formats import Format, files_of, format_named
 from squelch.kit.readers.rows import Read, Rows
 from squelch.kit.readers.step_views import StepViews, name_of
 from squelch.kit.untrusted.decoder_process import bounded_reading
@@ -178,7 +178,7 @@ def _readers(path: Path, named: Format | None) -> Iterator[Rows]:
     reader = Rows(path, named, also=None, evaluations=True)
     yield reader
     if reader.format is not None and reader.format.evaluation is not None and is_folder(path):
-        known = set(names_in(path, reader.format))
+        known = set(files_of(path, named))
         beside = (one for one in path.glob("**/*.jsonl") if reader.format.evaluates(one) and one not in known)
         yield from (Rows(one, reader.format, also=None, evaluations=True) for one in sorted(beside))
 
@@ -223,7 +223,8 @@ def _take(
     known = (row.get("prompt_ids"), row.get("completion_ids")) if learned is None else (learned["ids"],)
     for ids in known:
         _require_ids(ids, read.where)
-    prompt = _digest(_prompt(row)) if readable else None
+    has_group = known_id(row.get("group"))
+    prompt = _digest(_prompt(row)) if readable and (is_first or not has_group) else None
     if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
         prompt = digest(list(learned["ids"][: learned["start"]]))
     task = digest(row["task"]) if known_id(row.get("task")) else prompt
@@ -233,7 +234,7 @@ def _take(
         return
     found.rows += 1
     found.named_tasks |= known_id(row.get("task")) and found.name not in TASKS_OF_TEXT
-    found.of_groups |= known_id(row.get("group"))
+    found.of_groups |= has_group
     if is_first and task is not None:
         found.tasks.setdefault(task, where)
     if prompts and is_first and prompt is not None:
@@ -244,22 +245,25 @@ def _take(
         found.fed.take(learned, where, is_whole=not row.get("truncated"))
     if weights is not None and readable:
         weights.offer(row, where, found.format, learned)
-    member = _member(row, where, prompt, task, log_p)
+    begin = (prompt, task) if is_first else (None, None)
+    member = _member(row, where, *begin, log_p)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
     if learned is not None and not member.text:
         member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), "")
-    own = row.get("group") if known_id(row.get("group")) else prompt
+    own = row.get("group") if has_group else prompt
     is_named = known_id(object_of(read.record.get("group")).get("id"))  # its members may begin with different weights
     step = None if is_named else row.get("step")
     key = digest([step, str(row.get("run")), str(own) if own is not None else where])
     group = found.groups.setdefault(key, Group(row.get("step"), where))
     rollout = digest(str(row["rollout"])) if known_id(row.get("rollout")) else digest([where, len(group.members)])
     before = group.members.setdefault(rollout, member)
+    is_begin = before is member or (before.prompt is None and member.prompt is not None)  # turns may come in any order
     if before is not member:
-        before.rewards = member.rewards or before.rewards
-        before.cut, before.failed = before.cut or member.cut, before.failed or member.failed
-    elif is_first and readable:
+        shared = {"cut": before.cut or member.cut, "failed": before.failed or member.failed}
+        one = member if is_begin else before
+        group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, **shared)
+    if is_begin and is_first and readable:
         sampler.offer(where, row, learned)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
@@ -17,9 +18,11 @@ WHOLE_GROUPS = ("trl", "verl", "nemo_rl", "slime", "squelch", "art")
 STREAMED = ("verifiers",)
 """Formats whose rows are written as rollouts end: at the end of the file groups are in flight, and cancelled rollouts
 leave no row."""
-ONE_PROMPT = ("verl", "areal", "slime", "columns")
+LAST_ROWS = ("trl",)
+"""Formats whose steps hold the last rows of a batch's number: those of an evaluation push out the first of training."""
+ONE_PROMPT = ("verl", "slime", "columns")
 """Formats in which a group has one prompt; an agent's rollouts may begin with different ones, and then a format's own
-names of tasks are compared."""
+names of tasks are compared. AReaL's prompts hold what was sampled in earlier turns."""
 TEMPERED = ("squelch",)
 """Formats whose log-probabilities are those of the distribution that was sampled."""
 FEWEST_GROUPS = 4
@@ -39,12 +42,16 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
     last = max((group.step or 0 for group in groups), default=0)
     ended = [group for group in groups if found.name not in STREAMED or (group.step or 0) < last]
     usual = claims.group_size or _usual([len(group.members) for group in ended])
-    if usual is None or not ended:
-        needs = f"--claim group_size=N, or {FEWEST_GROUPS} groups of which {USUAL:.0%} are of one size"
-        return Result(name, "unknown", f"The usual size of {len(ended)} groups is not known", needs=needs)
     by_step: dict[int | None, list[Group]] = {}
     for group in ended:
         by_step.setdefault(group.step, []).append(group)
+    if found.name in LAST_ROWS and usual is not None:
+        rows = Counter(_rows(own) for own in by_step.values()).most_common(1)[0][0]
+        by_step = {step: own for step, own in by_step.items() if not _ends_with_an_evaluation(own, rows, usual)}
+        ended = [group for own in by_step.values() for group in own]
+    if usual is None or not ended:
+        needs = f"--claim group_size=N, or {FEWEST_GROUPS} groups of which {USUAL:.0%} are of one size"
+        return Result(name, "unknown", f"The usual size of {len(ended)} groups is not known", needs=needs)
     wrong = list[tuple[Group, int]]()
     for own in by_step.values():  # an evaluation, or a schedule, has another size for a whole step
         sizes = [len(one.members) for one in own]
@@ -62,6 +69,20 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
         name, "fault", says, len(wrong), len(ended), _share(len(wrong), len(ended)), _examples(wrong, texts),
         step=min((group.step for group, _ in wrong if group.step is not None), default=None),
     )  # fmt: skip
+
+
+def _rows(groups: Sequence[Group]) -> int:
+    return sum(len(one.members) for one in groups)
+
+
+def _ends_with_an_evaluation(own: Sequence[Group], rows: int, usual: int) -> bool:
+    """Whether a step has as many `rows` as most, which whole groups fill, and its groups change their size once, but
+    for the first, which may have lost rows."""
+    sizes = [usual if len(one.members) % usual == 0 else len(one.members) for one in own]
+    runs = [(size, len(list(same))) for size, same in groupby(sizes[1:])]
+    if rows % usual or _rows(own) != rows or set(sizes) == {usual}:
+        return False
+    return 1 <= len(runs) <= 2 and sizes[0] <= runs[0][0] and runs[-1][1] > 1
 
 
 def _usual(sizes: Sequence[int]) -> int | None:

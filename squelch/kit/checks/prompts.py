@@ -8,6 +8,7 @@ none that it dropped.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ EVEN = 0.9
 """Share of the prompts that are played equally often in a run whose epochs play each once; of a run that draws with
 replacement, about half."""
 FEWEST = 20
+BY_CHANCE = 1e-3
+"""Chance of a fault in a healthy run whose epochs each leave out the rest that fills no step."""
 
 
 def prompts_lost(
@@ -44,7 +47,8 @@ def prompts_lost(
     name = "prompts_lost"
     if data is None:
         return Result(name, "unknown", "The prompts that were to be played are not given", needs="--data PROMPTS")
-    wanted = _wanted(data)
+    texts = _wanted(data)
+    wanted = list(dict.fromkeys(texts))
     steps = _played(found, wanted, decode)
     total = sum(len(own) for own in steps.values())
     if total < len(found.groups) / 2:
@@ -55,10 +59,9 @@ def prompts_lost(
     if not never:
         return Result(name, "sound", f"Each of {len(wanted)} prompts was played", of=len(wanted))
     says = f"{len(never)} of {len(wanted)} prompts were not played"
-    if (gap := _gap(steps)) is not None:
-        step, begin, end = gap
-        lost = [index for index in range(begin, end) if index not in counts]
-        shown = tuple(Example(f"{data.name} row {index + 1}", wanted[index][:100]) for index in lost[:MOST_EXAMPLES])
+    step, begin, end = _gap(steps) or (0, 0, 0)
+    if lost := [index for index in range(begin, end) if index not in counts]:
+        shown = _shown(data, texts, [wanted[index] for index in lost])
         says = f"{len(lost)} of {len(wanted)} prompts were skipped before step {step}, in the order of {data.name}"
         return Result(name, "fault", says, len(lost), len(wanted), _share(len(lost), len(wanted)), shown, step=step)
     if _in_order(steps):
@@ -70,7 +73,13 @@ def prompts_lost(
     if found.name in DROPPING and claims.dynamic_sampling is not False:
         needs = "--claim dynamic_sampling=false: what is dropped is not in these files"
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
-    shown = tuple(Example(f"{data.name} row {index + 1}", wanted[index][:100]) for index in never[:MOST_EXAMPLES])
+    size = Counter(len(own) for own in steps.values()).most_common(1)[0][0]
+    if not exceeds(len(never), len(texts), size, total):
+        needs = (
+            f"more epochs, or epochs of whole steps: with {size} prompts a step, one may leave out {len(texts) % size}"
+        )
+        return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
+    shown = _shown(data, texts, [wanted[index] for index in never])
     says += f", though {even:.0%} of them were played {times} times"
     return Result(name, "fault", says, len(never), len(wanted), _share(len(never), len(wanted)), shown)
 
@@ -79,6 +88,22 @@ def evenness(counts: Mapping[int, int], of: int) -> tuple[int, float]:
     """How often most prompts were played, and the share of all that were so often, or once less."""
     usual = Counter(counts.values()).most_common(1)[0][0]
     return usual, sum(count in (usual - 1, usual) for count in counts.values()) / of
+
+
+def exceeds(never: int, of: int, size: int, played: int) -> bool:
+    """Whether more prompts were never played than epochs leave out that end with the last whole step of `size` prompts
+    and draw an order of their own: by Chernoff's bound, with an error of `BY_CHANCE`."""
+    rest = of % size
+    chance = (rest / of) ** max(1, played // max(1, of - rest))
+    share = never / of
+    if share <= chance:
+        return False
+    other = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return not chance or of * (share * math.log(share / chance) + other) >= -math.log(BY_CHANCE)
+
+
+def _shown(data: Path, texts: Sequence[str], lost: Sequence[str]) -> tuple[Example, ...]:
+    return tuple(Example(f"{data.name} row {1 + texts.index(one)}", one[:100]) for one in lost[:MOST_EXAMPLES])
 
 
 def _share(count: int, of: int) -> Size:

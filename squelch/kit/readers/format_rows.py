@@ -61,6 +61,8 @@ NO_REWARDS = frozenset(
     {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "id", "index", "idx", "trajectory"}
 )
 """Columns whose numbers are no rewards."""
+PADDING_OF_VERL = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
+"""Keys of the empty rows by which verl fills up a batch."""
 
 
 def fits_columns(columns: Collection[str]) -> bool:
@@ -92,7 +94,11 @@ def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
 def verl(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """verl 0.9, `_write_generations`. A rollout with several model calls is several records, whose `uid` is
     PROMPT_ROLLOUT_CALL; the prompt's own id may hold `_`."""
-    group, rollout, call = split_uid(record.get("uid"))
+    uid = record.get("uid")
+    if isinstance(uid, str) and PADDING_OF_VERL.fullmatch(uid):
+        yield LeftOut("padding of verl's batch")
+        return
+    group, rollout, call = split_uid(uid)
     yield {
         "prompt": record.get("input"),
         "completion": record.get("output"),

@@ -128,7 +128,7 @@ def verl(folder: Path, rollouts: list[Rollout]) -> Path:
     for step, own in by_step(one for one in rollouts if not one.validation).items():
         rows = [
             {
-                "input": f"user\n{one.prompt}\nassistant\n",
+                "input": one.prompt and f"user\n{one.prompt}\nassistant\n",
                 "output": one.text,
                 "gts": "4",
                 "score": one.reward,

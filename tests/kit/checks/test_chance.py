@@ -149,10 +149,46 @@ def test_advantages_of_several_rewards_are_explained_by_the_weights_that_they_ha
     assert (found.verdict, found.count) == ("fault", 1), found
 
 
-def test_claimed_weights_of_rewards_are_by_their_names_in_order() -> None:
+@pytest.mark.parametrize("rule", ["gdpo", "grpo_batch"])
+def test_a_rule_over_a_step_is_not_judged_where_a_group_of_the_step_is_not_known(rule) -> None:
+    """TRL gives a rollout that no function scores the advantage 0, and leaves it out of the step's deviation."""
+    rng, found = np.random.default_rng(6), Collected(Path("x"), FORMATS["trl"], of_groups=True)
+    for step in range(4):
+        rewards = rng.normal(size=(6, SIZE, 2)) * (1.0, 0.25)
+        rewards[1, ::2, 1] = np.nan  # rows of another kind
+        if step in (1, 2):
+            rewards[2, 3] = np.nan
+        values = step_advantages(rewards, rule)
+        for number, (own, given) in enumerate(zip(rewards.tolist(), values.tolist(), strict=True)):
+            members = {bytes([n]): member(b"", advantage=one) for n, one in enumerate(given)}
+            for one, pair in zip(members.values(), own, strict=True):
+                one.rewards = {n: None if np.isnan(r) else r for n, r in zip(("right", "form"), pair, strict=True)}
+            found.groups[bytes([step, number])] = Group(step, f"row {step} {number}", members)
+    one = advantages(found, SOUND)
+    assert (one.verdict, one.of) == ("sound", 12) and rule in one.says, one
+    first = next(iter(found.groups.values()))
+    for one in first.members.values():
+        one.advantage = -one.advantage
+    assert advantages(found, SOUND).count == 1
+
+
+def step_advantages(rewards: np.ndarray, rule: str) -> np.ndarray:
+    """(groups, n) as TRL computes them with NaN for what was not scored."""
+    unscored = np.isnan(rewards).all(axis=2)
+    if rule == "gdpo":
+        mean, std = np.nanmean(rewards, axis=1, keepdims=True), np.nanstd(rewards, axis=1, ddof=1, keepdims=True)
+        rewards = (rewards - mean) / (std + 1e-4)
+    sums = np.where(unscored, np.nan, np.nansum(rewards, axis=2))
+    baseline = np.nanmean(sums) if rule == "gdpo" else np.nanmean(sums, axis=1, keepdims=True)
+    return np.nan_to_num((sums - baseline) / (np.nanstd(sums, ddof=1) + 1e-4))
+
+
+def test_claimed_weights_of_rewards_are_in_the_order_of_the_file_and_as_many() -> None:
     groups = two_rewards("grpo")
-    assert advantages(collected(groups, "trl"), Claims(reward_weights=(0.25, 1.0))).verdict == "sound", "form, right"
-    assert advantages(collected(groups, "trl"), Claims(reward_weights=(1.0, 1.0))).verdict == "fault"
+    assert advantages(collected(groups, "trl"), Claims(reward_weights=(1.0, 0.25))).verdict == "sound", "right, form"
+    assert advantages(collected(groups, "trl"), Claims(reward_weights=(0.25, 1.0))).verdict == "fault"
+    one = advantages(collected(groups, "trl"), Claims(reward_weights=(1.0,)))
+    assert one.verdict == "unknown" and "1 weights are claimed, and the rewards are right, form" in one.says
 
 
 def test_a_certain_policy_after_its_stop_string_is_not_taken_for_fed_tokens() -> None:

@@ -93,7 +93,7 @@ PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
         cut_groups, "group_sizes", ("trl", "verl", "nemo_rl", "slime", "squelch", "art", "verifiers")
     ),
     "a group under two ids": (split_group, "group_sizes", ("verl", "slime", "squelch")),
-    "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "areal", "verifiers")),
+    "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "verifiers")),
     "one seed for a group": (one_seed, "equal_completions", ("squelch", "verifiers", "nemo_rl", "slime", "art")),
     "a training prompt in validation": (leak, "validation_leak", ("squelch", "verifiers", "nemo_rl", "slime")),
     "a reward that is missing": (
@@ -220,6 +220,16 @@ def small_evaluation(rollouts: list[Rollout]) -> None:
     with_advantages(rollouts)
 
 
+def smaller_evaluation(rollouts: list[Rollout]) -> None:
+    """As TRL writes a step in which it evaluates: three groups of two, after what is left of the step's six of four."""
+    last = [one for one in rollouts if one.step == 6 and not one.validation]
+    evaluated = copy.deepcopy(last[:6])
+    for place, one in enumerate(evaluated):
+        one.group, one.prompt = f"g{900 + place // 2}", f"Problem {900 + place // 2}"
+    rollouts[:] = [one for one in rollouts if one not in last] + last[6:] + evaluated
+    with_advantages(rollouts)
+
+
 def late_members(rollouts: list[Rollout]) -> None:
     """Groups whose last members newer weights sampled."""
     for one in rollouts[2:40:12]:
@@ -233,9 +243,26 @@ def errors_asked_for(rollouts: list[Rollout]) -> None:
     with_advantages(rollouts)
 
 
+def padding(rollouts: list[Rollout]) -> None:
+    """Rows by which verl fills up a step's batch: no text, and no reward."""
+    for number in range(3):
+        one = copy.deepcopy(rollouts[0])
+        one.group, one.member, one.prompt, one.text, one.reward = f"pad{'0a' * 16}", number, "", "", 0.0
+        rollouts.append(one)
+
+
+def second_tries(rollouts: list[Rollout]) -> None:
+    """Wrong answers that are tried again: AReaL takes the first try for a part of the prompt."""
+    for one in rollouts[::3]:
+        one.prompt += f"<|assistant|>{one.text[::-1]}<|user|>Try again."
+
+
 HEALTHY: dict[str, tuple[Plant, tuple[str, ...]]] = {
     "a prompt twice in a step": (twice_in_a_step, tuple(WRITERS)),
     "an evaluation of another size": (small_evaluation, ("trl",)),
+    "a batch that is filled up": (padding, ("verl",)),
+    "answers of several turns": (second_tries, ("areal",)),
+    "an evaluation after a part of a step": (smaller_evaluation, ("trl",)),
     "groups that two versions sampled": (late_members, ("verifiers",)),
     "groups dropped whole": (dynamic_sampling, tuple(WRITERS)),
     "a second epoch": (second_epoch, tuple(WRITERS)),

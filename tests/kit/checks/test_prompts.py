@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from squelch.kit.checks.prompts import EVEN, FEWEST, evenness
+from squelch.kit.checks.prompts import EVEN, FEWEST, evenness, exceeds
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.run import check
 from tests.kit.readers.trainer_files import jsonl
@@ -14,9 +14,9 @@ from tests.kit.readers.trainer_files import jsonl
 COUNT, A_STEP = 60, 6
 
 
-def prompts(folder: Path) -> Path:
+def prompts(folder: Path, count: int = COUNT) -> Path:
     return jsonl(
-        folder / "prompts.jsonl", [{"prompt": f"Problem {n}: add {n} and 2", "answer": n} for n in range(COUNT)]
+        folder / "prompts.jsonl", [{"prompt": f"Problem {n}: add {n} and 2", "answer": n} for n in range(count)]
     )
 
 
@@ -69,6 +69,50 @@ def test_prompts_that_no_epoch_played_are_found_and_a_draw_with_replacement_is_n
     }
     assert found(tmp_path / "b", [rng.randrange(COUNT) for _ in range(180)]).verdict in ("unknown", "sound")
     assert found(tmp_path / "c", rng.sample(range(COUNT), 42)).verdict == "unknown", "the epoch is not over"
+
+
+def test_a_prompt_that_the_file_holds_twice_is_not_lost(tmp_path) -> None:
+    twice = jsonl(
+        tmp_path / "twice.jsonl", [{"prompt": f"Problem {n}: add {n} and 2"} for n in [3, *range(COUNT), *range(5)]]
+    )
+    order = random.Random(0).sample(range(COUNT), COUNT)
+    result = check(played(tmp_path / "a", order), data=twice)
+    assert [one.verdict for one in result.results if one.name == "prompts_lost"] == ["sound"]
+    kept = [one for one in order if one not in (7, 33)]
+    result = check(played(tmp_path / "b", [*kept, *kept, *kept]), data=twice)
+    (one,) = result.faults
+    assert (one.count, one.of) == (2, COUNT) and {each.row for each in one.examples} == {
+        "twice.jsonl row 9", "twice.jsonl row 35"
+    }  # fmt: skip
+
+
+def test_the_rest_that_each_epoch_leaves_out_is_no_fault(tmp_path) -> None:
+    """64 prompts in steps of 6: with `drop_last`, an epoch plays 60 of them."""
+    rng, data = random.Random(3), prompts(tmp_path, 64)
+    epochs = [rng.sample(range(64), 60) for _ in range(2)]
+    kept = [index for index in range(64) if index not in epochs[0]]
+    epochs[1] = rng.sample([index for index in range(64) if index not in kept[:1]], 60)
+    result = check(played(tmp_path / "a", [*epochs[0], *epochs[1]]), data=data)
+    one = next(one for one in result.results if one.name == "prompts_lost")
+    assert (one.verdict, one.count) == (
+        "unknown",
+        1 + len({*kept[1:]} - {*epochs[1]}),
+    ) and "may leave out 4" in one.needs
+    kept = [index for index in range(64) if index not in (7, 9, 21, 33)]
+    result = check(played(tmp_path / "b", [one for _ in range(3) for one in rng.sample(kept, 60)]), data=data)
+    assert [one.count for one in result.faults] == [4], "always the same ones"
+
+
+@pytest.mark.parametrize(("of", "size", "epochs"), [(1000, 128, 1), (1000, 128, 2), (1000, 600, 5), (500, 64, 3)])
+def test_epochs_without_their_rest_hardly_ever_leave_out_too_many(of, size, epochs) -> None:
+    rng, whole, faults = random.Random(4), of - of % size, 0
+    for _ in range(500):
+        never = set(range(of))
+        for _ in range(epochs):
+            never -= set(rng.sample(range(of), whole))
+        faults += exceeds(len(never), of, size, epochs * whole)
+    assert faults <= 2, "1 in 1,000 is meant"
+    assert exceeds(of % size, of, size, 12 * whole), "what is left out in each of many epochs is lost"
 
 
 def test_a_trainer_that_may_drop_groups_is_asked_whether_it_did(tmp_path) -> None:
