@@ -296,4 +296,4 @@ def before_answer(pieces: Sequence[bytes], answer: AnswerStart | None) -> tuple[
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     before = len(text[:begun].encode(errors="surrogateescape"))
     end = int(np.searchsorted(ends, before)) + bool(before and before in ends)  # without the end of the turn
-    return (0, end) if text[:begun].strip() else (0, 0)
+    return (0, end) if b"".join(pieces[:end]).decode(errors="surrogateescape").strip() else (0, 0)

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.formats.conformity import TOOLS, require_template
@@ -319,6 +319,7 @@ def test_any_sampled_ids_are_parsed(ids: list[int]) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, codec().vocab_size - 1), max_size=30), st.sampled_from(["e", " a", "re:[aeiou] "]))
+@example([197, 282], "e")  # a tab, and "ser", in which the answer begins
 def test_a_run_cuts_before_the_answer_as_files_are_cut(ids: list[int], answer: str) -> None:
     """Of ids that are text: in files, ids of control tokens are text too, and at the end no part of the turn."""
     one, start = codec(), AnswerStart(answer)
