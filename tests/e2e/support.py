@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,6 +98,18 @@ class Run:
 
 def children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+def actors(pid: int, *kinds: str) -> list[psutil.Process]:
+    """Descendants of a process that are such actors; Ray titles a process by its actor's class."""
+    return [one for one in children(pid) if any(kind in word for word in _title(one) for kind in kinds)]
+
+
+def _title(process: psutil.Process) -> list[str]:
+    """Nothing where the process has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
 def wait_gone(processes: list[psutil.Process], timeout_s: float = 90.0) -> list[psutil.Process]:

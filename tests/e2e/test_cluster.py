@@ -17,7 +17,7 @@ import pytest
 
 from squelch.kit.archive.bucket import open_store
 from squelch.kit.archive.reader import read_events, read_index
-from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
+from tests.e2e.support import Run, actors, small_run, steps, summary, wait_gone
 from tests.prometheus import until
 from tests.stores import SECRET, s3_server, tree
 
@@ -36,16 +36,8 @@ class Cluster:
     pid: int
 
     def actors(self, *kinds: str) -> list[psutil.Process]:
-        """Processes of these actors; Ray titles a process by its actor's class."""
-        return [p for p in children(self.pid) if any(kind in word for word in _title(p) for kind in kinds)]
-
-
-def _title(process: psutil.Process) -> list[str]:
-    """Nothing where the process has just ended."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+        """Processes of these actors."""
+        return actors(self.pid, *kinds)
 
 
 def free_port() -> int:

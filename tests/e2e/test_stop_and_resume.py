@@ -19,7 +19,7 @@ from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from squelch.kit.findings import reasoning
 from squelch.learner.checkpoint.manifest import read_loop
-from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
+from tests.e2e.support import STEPS, Finished, Run, actors, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/|^operations/|^mfu/|^gpu/")
@@ -143,7 +143,7 @@ def logged(run_dir: Path) -> list[int]:
 
 def kill_learner(run: Run) -> None:
     """Kills the learner's rank; Ray titles a process by its actor's class."""
-    (rank,) = [p for p in children(run.process.pid) if any("LearnerRank" in word for word in p.cmdline())]
+    (rank,) = actors(run.process.pid, "LearnerRank")
     rank.kill()
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     words = compared_run(folder, tiny_policy)
     run = Run(*words, as_job=True)
     run.until(lambda line: line.startswith(f"step    1/{STEPS}"))
-    workers = [p for p in children(run.process.pid) if any("RolloutWorker" in word for word in p.cmdline())]
+    workers = actors(run.process.pid, "RolloutWorker")
     kill_learner(run)
     run.until(lambda line: line.startswith("the learner is back") and line.endswith("the same weights"))
     run.until(lambda line: line.startswith(f"step    2/{STEPS}"))
@@ -171,7 +171,7 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     run = Run(*words, "--resume")
     assert f"after step {found['steps']}" in run.until(lambda line: line.startswith("resumed from"))
     run.until(lambda line: line.startswith(f"step    {max(3, found['steps'] + 1)}/{STEPS}"))
-    (worker,) = [p for p in children(run.process.pid) if any("RolloutWorker" in word for word in p.cmdline())]
+    (worker,) = actors(run.process.pid, "RolloutWorker")
     engine = children(worker.pid)
     worker.kill()
     assert engine and not wait_gone(engine), "a worker that is killed takes its engine along"
