@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import squelch
 from squelch.kit.base.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
@@ -73,7 +72,7 @@ def variables() -> dict[str, str]:
 
 def checkout() -> Path | None:
     """The repository's root if the code runs from one; None if it was installed from a wheel."""
-    root = Path(squelch.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[3]
     return root if (root / "pyproject.toml").is_file() else None
 
 

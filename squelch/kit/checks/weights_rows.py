@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import needs_extra
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
@@ -118,8 +119,6 @@ class WeightRows:
         if not samples or self._rule is None:
             needs = TRAINERS if self._coder else f"{TRAINERS}, or a tokenizer in --base DIR"
             return check_weights(None, claims, needs, samples)
-        from squelch.kit.base.package import needs_extra  # which imports `squelch`
-
         with needs_extra("score", "scoring rows under weights"):
             from squelch.kit.checks.scored import candidates_in, score
 
