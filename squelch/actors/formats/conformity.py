@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from squelch.actors.formats.protocol import Format, Message
 from squelch.actors.formats.tokens import ModelTokens
+from squelch.kit.records.shared_prefix import common_length
 from squelch.kit.text.chat_template import TemplateRefused
 
 TOOLS = [
@@ -113,9 +116,7 @@ def _compare(one: Format, found: Sequence[int], wanted: Sequence[int], where: st
     if list(found) == list(wanted):
         return
     assert isinstance(one, ModelTokens)
-    place = next(
-        (k for k, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted))
-    )
+    place = common_length([np.asarray(found), np.asarray(wanted)])
     said, meant = (
         one.backend.decode(list(ids[max(0, place - 8) : place + 8]), skip_special_tokens=False)
         for ids in (found, wanted)

@@ -78,7 +78,6 @@ class Format(Protocol):
     @property
     def most_characters(self) -> float:
         """Most characters other than white space for which a token of a prompt stands; infinite if unknown."""
-        ...
 
     @property
     def followers(self) -> tuple[str, ...]:

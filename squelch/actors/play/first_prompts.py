@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from squelch.kit.records.shared_prefix import common_length
 from squelch.kit.untrusted.files import brief
 from squelch.kit.untrusted.secrets import masked
 
@@ -23,8 +24,6 @@ def difference(prompts: Sequence[np.ndarray], text: Callable[[Sequence[int]], st
     other = next((one for one in others if not np.array_equal(first, one)), None)
     if other is None:
         return ""
-    shortest = min(len(first), len(other))
-    apart = np.flatnonzero(first[:shortest] != other[:shortest])
-    at = int(apart[0]) if len(apart) else shortest
+    at = common_length([first, other])
     one, two = (brief(masked(text(ids[max(0, at - BEFORE) : at + BEHIND].tolist())), SHOWN) for ids in (first, other))
     return f"from token {at} of {len(first)} on: {one} and {two}"

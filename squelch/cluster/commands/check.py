@@ -9,7 +9,7 @@ import argparse
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import in_store, named, place_of
 from squelch.cluster.runs.folder import RunFolder
@@ -17,8 +17,7 @@ from squelch.cluster.runs.listing import is_run
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.words import fault_lines, short_lines
-from squelch.kit.checks.words import plain as as_json
+from squelch.kit.checks.words import as_json, fault_lines, short_lines
 from squelch.kit.commands.arguments import add_format, positive
 from squelch.kit.findings.finder import Finding, Findings
 from squelch.kit.findings.view import Example
@@ -63,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     with as_user_error(about="--ignore"):
         Findings(ignored)
     of_run = in_store(options.place) or is_run(Path(options.place))
+    if of_run and options.format is not None:
+        raise UserError(f"--format is for files of other trainers, and {options.place} is a run of Squelch; drop it")
     found, notes, results = _of_run(options, ignored) if of_run else _of_files(options, ignored)
     results = [one for one in results if one.name not in options.ignore]
     faults = [one for one in results if one.verdict == "fault"]
@@ -105,16 +106,19 @@ def _checked_archive(options: argparse.Namespace) -> tuple[list[Result], list[st
     from squelch.kit.checks.run import checked
 
     groups = Path(options.place) / "groups"
-    if in_store(options.place) or not any(groups.glob("**/step*.parquet")):
+    if in_store(options.place):
+        return [], ["Its rows are not checked, because the run lies in a store: copy it to a folder and check that."]
+    if not any(groups.glob("**/step*.parquet")):
         return [], []
-    base = options.base or next((one.parent for one in _tokenizers(groups.parent)), None)
-    checkpoints = options.checkpoints
-    result = checked(groups, checkpoints, base, options.data, "squelch", options.claim, options.tokens)
+    own = groups.parent if is_file(groups.parent / "tokenizer.json") else None
+    result = checked(groups, base=options.base or own, name="squelch", **_given(options))
     return list(result.results), list(result.notes)
 
 
-def _tokenizers(run: Path) -> list[Path]:
-    return [run / "tokenizer.json"] if is_file(run / "tokenizer.json") else []
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """What the checks of a run and of files take alike."""
+    names = ("checkpoints", "data", "tokens")
+    return {"claims": options.claim, **{name: getattr(options, name) for name in names}}
 
 
 def _with_texts(folder: RunFolder, found: Finding) -> Finding:
@@ -143,8 +147,8 @@ def _of_files(options: argparse.Namespace, ignored: list[str]) -> Found:
     from squelch.kit.checks.run import checked
     from squelch.kit.readers.step_views import StepViews
 
-    steps, given = StepViews(), (options.checkpoints, options.base, options.data, options.format, options.claim)
-    result = checked(Path(options.place), *given, options.tokens, views=steps)
+    steps = StepViews()
+    result = checked(Path(options.place), base=options.base, name=options.format, views=steps, **_given(options))
     views = steps.views()
     findings = Findings(ignored, steps=len(views))
     for view in views:

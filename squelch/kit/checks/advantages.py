@@ -21,9 +21,7 @@ import numpy as np
 
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
-from squelch.kit.diagnosis.uncertainty import wilson_interval
-from squelch.kit.findings.view import Example
+from squelch.kit.checks.result import Result, Size, examples
 
 FEWEST = 3
 """Groups of unequal rewards from which on a rule is looked for."""
@@ -124,9 +122,8 @@ def advantages(found: Collected, claims: Claims) -> Result:
         return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
     if not rule or (share < MOST and not claims.advantage):
         says = f"No rule of {found.name} gives the advantages of {len(wrong)} of {len(told)} groups"
-    texts = [_differs(one, weights, rule, ways[id(one)]) for one in wrong[:MOST_EXAMPLES]]
-    shown = tuple(Example(one.group.where, text) for one, text in zip(wrong[:MOST_EXAMPLES], texts, strict=True))
-    size = Size(len(wrong) / len(told), "share of the groups", *wilson_interval(len(wrong), len(told)))
+    shown = examples((one.group.where, _differs(one, weights, rule, ways[id(one)])) for one in wrong)
+    size = Size.share(len(wrong), len(told), "groups")
     steps = [one.group.step for one in wrong if one.group.step is not None]
     return Result(name, "fault", says, len(wrong), len(told), size, shown, step=min(steps, default=None))
 

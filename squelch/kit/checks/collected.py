@@ -20,7 +20,7 @@ import numpy as np
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id, object_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
-from squelch.kit.checks.result import MOST_EXAMPLES
+from squelch.kit.checks.result import show
 from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
@@ -96,12 +96,6 @@ class Tokens:
     unlike: int = 0
     """Rows with another number of log-probabilities than of ids."""
     examples: dict[str, list[Example]] = field(default_factory=dict)
-
-    def show(self, key: str, where: str, text: str) -> None:
-        """Keeps an example."""
-        shown = self.examples.setdefault(key, [])
-        if len(shown) < MOST_EXAMPLES:
-            shown.append(Example(where, text))
 
 
 @dataclass
@@ -337,11 +331,11 @@ def _take_tokens(found: Collected, row: Row, where: str) -> float | None:
         return None
     if len(drawn) != len(ids):
         tokens.unlike += 1
-        tokens.show("unlike", where, f"{len(ids)} ids and {len(drawn)} log-probabilities")
+        show(tokens.examples, "unlike", where, f"{len(ids)} ids and {len(drawn)} log-probabilities")
     known = drawn[~np.isnan(drawn)]
     tokens.logprobs += len(known)
     wrong = known[(known > MOST_LOGPROB) | np.isinf(known)]
     if len(wrong):
         tokens.impossible += 1
-        tokens.show("impossible", where, f"{len(wrong)} of {len(known)} tokens, e.g. {wrong[0]:g}")
+        show(tokens.examples, "impossible", where, f"{len(wrong)} of {len(known)} tokens, e.g. {wrong[0]:g}")
     return float(known.sum()) if len(known) == len(ids) and not len(wrong) else None

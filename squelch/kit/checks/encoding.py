@@ -14,18 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from squelch.kit.base.errors import UserError
 from squelch.kit.checks.collected import Collected
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
-from squelch.kit.diagnosis.uncertainty import wilson_interval
-from squelch.kit.findings.view import SHOWN, Example
+from squelch.kit.checks.result import Result, Size, examples
+from squelch.kit.findings.view import SHOWN
 from squelch.kit.readers.format_rows import Row
+from squelch.kit.records.shared_prefix import common_length
 from squelch.kit.text.tokenizer import TOKENIZER_FILE, read_object, read_tokenizer
 from squelch.kit.untrusted.files import Unreadable, is_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SAMPLED = "sampled rollouts"
 NEEDS = "--base DIR, a folder with the policy's tokenizer"
 Conversation = tuple[Sequence[Mapping[str, Any]], Any]
 """Messages, and the schemas of their tools."""
@@ -160,23 +163,19 @@ def _start(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
 
 def _wrong(name: str, kind: str, rows: Sequence[str], of: int, token: str) -> Result:
     says = f"{len(rows)} of {of} sampled prompts {WRONG_STARTS[kind]} ({token})"
-    shown = tuple(Example(where, kind) for where in rows[:MOST_EXAMPLES])
-    return Result(name, "fault", says, len(rows), of, _share(len(rows), of), shown)
-
-
-def _share(count: int, of: int) -> Size:
-    return Size(count / of, "share of the sampled rollouts", *wilson_interval(count, of))
+    shown = examples((where, kind) for where in rows)
+    return Result(name, "fault", says, len(rows), of, Size.share(len(rows), of, SAMPLED), shown)
 
 
 def _template(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     """Prompts that are not what the folder's template writes for their messages."""
-    name, shown = "template_differs", [(where, row["learned"]) for where, row in rows if row.get("learned")]
-    shown = [(where, said) for where, said in shown if said["messages"] and said["start"]]
-    asked: list[Conversation] = [(said["messages"], said["tools"]) for _, said in shown]
+    name, told = "template_differs", [(where, row["learned"]) for where, row in rows if row.get("learned")]
+    told = [(where, said) for where, said in told if said["messages"] and said["start"]]
+    asked: list[Conversation] = [(said["messages"], said["tools"]) for _, said in told]
     whole = coder.rendered(asked)
     compared = [
         (where, conversation, _once(list(said["ids"][: said["start"]]), coder.begin), ids)
-        for (where, said), conversation, ids in zip(shown, asked, whole, strict=True)
+        for (where, said), conversation, ids in zip(told, asked, whole, strict=True)
         if ids is not None
     ]
     if not compared:
@@ -190,11 +189,9 @@ def _template(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     if not wrong:
         return Result(name, "sound", f"Each of {looked} sampled prompts is what the template writes", of=looked)
     says = f"{len(wrong)} of {looked} sampled prompts are not what the template of {coder.folder.name} writes"
-    examples = tuple(
-        Example(where, _first_difference(coder, given, ids)) for where, _, given, ids in wrong[:MOST_EXAMPLES]
-    )
+    shown = examples((where, _first_difference(coder, given, ids)) for where, _, given, ids in wrong)
     needs = "the template that the run was given: a run may have its own, or other arguments of it"
-    return Result(name, "unknown", says, len(wrong), looked, examples=examples, needs=needs)
+    return Result(name, "unknown", says, len(wrong), looked, examples=shown, needs=needs)
 
 
 def _once(ids: list[int], begin: int | None) -> list[int]:
@@ -203,8 +200,7 @@ def _once(ids: list[int], begin: int | None) -> list[int]:
 
 
 def _first_difference(coder: Coder, given: Sequence[int], whole: Sequence[int]) -> str:
-    pairs = enumerate(zip(given, whole, strict=False))
-    at = next((place for place, (one, other) in pairs if one != other), min(len(given), len(whole)))
+    at = common_length([np.asarray(given), np.asarray(whole)])
     own, other = (coder.text(ids[at : at + 8], special=True) for ids in (given, whole))
     return f"{own!r} stands where the template writes {other!r}"[:SHOWN]
 
@@ -226,8 +222,7 @@ def _texts(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     if not wrong:
         return Result(name, "sound", f"The ids of {looked} sampled texts say these texts", of=looked)
     says = f"The ids of {len(wrong)} of {looked} sampled texts say another text"
-    shown = tuple(Example(where, text) for where, text in wrong[:MOST_EXAMPLES])
-    return Result(name, "fault", says, len(wrong), looked, _share(len(wrong), looked), shown)
+    return Result(name, "fault", says, len(wrong), looked, Size.share(len(wrong), looked, SAMPLED), examples(wrong))
 
 
 def _says(coder: Coder, ids: Sequence[int], text: str) -> bool:
@@ -261,8 +256,6 @@ def _turns(found: Collected, coder: Coder) -> Result:
         return Result(name, "sound", says, of=continued.turns)
     looked = len(continued.differing)
     says = f"{len(same)} later turns of {continued.turns} have the text of the turn before as other ids"
-    shown = tuple(Example(where, "the same text, other ids") for where in same[:MOST_EXAMPLES])
-    size = Size(
-        len(same) / looked, "share of the turns that do not extend the turn before", *wilson_interval(len(same), looked)
-    )
+    shown = examples((where, "the same text, other ids") for where in same)
+    size = Size.share(len(same), looked, "turns that do not extend the turn before")
     return Result(name, "fault", says, len(same), continued.turns, size, shown)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.checks.result import MOST_EXAMPLES
-from squelch.kit.findings.view import Example
+from squelch.kit.checks.result import show
+from squelch.kit.findings.view import MOST_EXAMPLES, Example
 
 UNLIKELY = -1.0
 """Nats; the two engines differ by hundredths of it on a token that is certain for one."""
@@ -85,12 +85,7 @@ class Fed:
             if number := int(marks.sum()):
                 setattr(self, name, getattr(self, name) + number)
                 setattr(self, f"{name}_rollouts", getattr(self, f"{name}_rollouts") + 1)
-                self._show(name, where, f"{number} of {len(marks)} tokens, the first at {int(marks.argmax())}")
-
-    def _show(self, name: str, where: str, text: str) -> None:
-        shown = self.examples.setdefault(name, [])
-        if len(shown) < MOST_EXAMPLES:
-            shown.append(Example(where, text))
+                show(self.examples, name, where, f"{number} of {len(marks)} tokens, the first at {int(marks.argmax())}")
 
     def _ends(self, ids: Sequence[int], mask: np.ndarray, zero: np.ndarray, is_whole: bool, where: str) -> None:
         """Counts what follows the ids with which rollouts end, within a run of learned tokens."""
@@ -114,7 +109,7 @@ class Fed:
             self.zero_after_end[end] += len(begins)
             self.zeros_after_end[end] += int(stretches.sum())
             for begin, stretch in zip(begins[:MOST_EXAMPLES], stretches, strict=False):
-                self._show("after_end", where, f"{stretch} tokens after the end token {end}, at {begin}")
+                show(self.examples, "after_end", where, f"{stretch} tokens after the end token {end}, at {begin}")
         fed = edges[:-1].cumsum() > 0
         own = zero & mask & ~fed
         self.others += int((mask & ~fed).sum())

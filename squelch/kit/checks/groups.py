@@ -9,9 +9,7 @@ from itertools import groupby
 
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
-from squelch.kit.diagnosis.uncertainty import wilson_interval
-from squelch.kit.findings.view import Example
+from squelch.kit.checks.result import Result, Size, examples
 
 WHOLE_GROUPS = ("trl", "verl", "nemo_rl", "slime", "squelch", "art")
 """Formats whose files hold each group of a step whole, failures included."""
@@ -59,14 +57,15 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
         wrong += [(one, size) for one in own if len(one.members) % size]
     if not wrong:
         return Result(name, "sound", f"All {len(ended)} groups have {usual} rollouts", of=len(ended))
-    shown = wrong[:MOST_EXAMPLES]
-    texts = [f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}" for group, size in shown]
+    shown = (
+        (group.where, f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}") for group, size in wrong
+    )
     says = f"{len(wrong)} of {len(ended)} groups have not {usual} rollouts, as the others have"
     if found.name in STREAMED and not _at_ends(by_step, [group for group, _ in wrong]):
         needs = "rows of rollouts that were cancelled, which these files do not hold"
         return Result(name, "unknown", says, len(wrong), len(ended), needs=needs)
     return Result(
-        name, "fault", says, len(wrong), len(ended), _share(len(wrong), len(ended)), _examples(wrong, texts),
+        name, "fault", says, len(wrong), len(ended), Size.share(len(wrong), len(ended), "groups"), examples(shown),
         step=min((group.step for group, _ in wrong if group.step is not None), default=None),
     )  # fmt: skip
 
@@ -110,15 +109,6 @@ def _other_half(group: Group, wrong: Sequence[tuple[Group, int]]) -> str:
     return ""
 
 
-def _examples(wrong: Sequence[tuple[Group, int]], texts: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(group.where, text) for (group, _), text in zip(wrong[:MOST_EXAMPLES], texts, strict=False))
-
-
-def _share(count: int, of: int) -> Size:
-    low, high = wilson_interval(count, of)
-    return Size(count / of, "share of the groups", low, high)
-
-
 def equal_completions(found: Collected, claims: Claims) -> Result:
     """Completions of one prompt that are the same ids, though that is too improbable. By a union bound the chance that
     one of the pairs below the limit is equal is at most `BY_CHANCE`, whatever the policy."""
@@ -140,9 +130,9 @@ def equal_completions(found: Collected, claims: Claims) -> Result:
         return Result(name, "sound", f"{says}, as probable as that is", len(equal), len(members))
     least = min(p for one, _ in wrong if (p := _log_p(one, claims)) is not None)
     says = f"{len(wrong)} completions are equal to an earlier one of their prompt, though chance makes none equal"
-    shown = [Example(one.where, f"equal to {other.where}, {one.tokens} tokens") for one, other in wrong[:MOST_EXAMPLES]]
+    shown = ((one.where, f"equal to {other.where}, {one.tokens} tokens") for one, other in wrong)
     size = Size(least, "nats: log-probability of the least probable")
-    return Result(name, "fault", says, len(wrong), len(members), size, tuple(shown))
+    return Result(name, "fault", says, len(wrong), len(members), size, examples(shown))
 
 
 def _comparable(group: Group) -> list[Member]:
@@ -201,9 +191,10 @@ def mixed_groups(found: Collected, claims: Claims) -> Result:
         return Result(name, "unknown", "No prompt can be read", needs="prompts")
     if not wrong:
         return Result(name, "sound", f"Each of {len(known)} groups has one prompt", of=len(known))
-    texts = [f"{number} prompts" for _, number in wrong]
+    shown = examples((group.where, f"{number} prompts") for group, number in wrong)
     says = f"{len(wrong)} of {len(known)} groups mix rollouts of different prompts"
-    return Result(name, "fault", says, len(wrong), len(known), _share(len(wrong), len(known)), _examples(wrong, texts))
+    size = Size.share(len(wrong), len(known), "groups")
+    return Result(name, "fault", says, len(wrong), len(known), size, shown)
 
 
 def validation_leak(found: Collected, claims: Claims) -> Result:
@@ -219,10 +210,10 @@ def validation_leak(found: Collected, claims: Claims) -> Result:
     count, of = len(both), len(found.evaluated)
     if not both:
         return Result(name, "sound", f"None of {of} {what} of evaluations is trained on", of=of)
-    shown = [Example(found.evaluated[one], f"also in training: {found.tasks[one]}") for one in both[:MOST_EXAMPLES]]
-    size = Size(count / of, f"share of the {what} of evaluations", *wilson_interval(count, of))
+    shown = examples((found.evaluated[one], f"also in training: {found.tasks[one]}") for one in both)
+    size = Size.share(count, of, f"{what} of evaluations")
     says = f"{count} of {of} {what} of evaluations are trained on, too"
-    return Result(name, "fault", says, count, of, size, tuple(shown))
+    return Result(name, "fault", says, count, of, size, shown)
 
 
 def _begin_alike(groups: Sequence[Group]) -> bool:

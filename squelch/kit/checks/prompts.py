@@ -20,8 +20,7 @@ from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
-from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.records import records
 from squelch.kit.untrusted.decoder_process import bounded_reading
@@ -63,7 +62,8 @@ def prompts_lost(
     if lost := [index for index in range(begin, end) if index not in counts]:
         shown = _shown(data, texts, [wanted[index] for index in lost])
         says = f"{len(lost)} of {len(wanted)} prompts were skipped before step {step}, in the order of {data.name}"
-        return Result(name, "fault", says, len(lost), len(wanted), _share(len(lost), len(wanted)), shown, step=step)
+        size = Size.share(len(lost), len(wanted), "prompts")
+        return Result(name, "fault", says, len(lost), len(wanted), size, shown, step=step)
     if _in_order(steps):
         return Result(name, "sound", f"{says}: so far the run plays them in their order", of=len(wanted))
     times, even = evenness(counts, len(wanted))
@@ -81,7 +81,7 @@ def prompts_lost(
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
     shown = _shown(data, texts, [wanted[index] for index in never])
     says += f", though {even:.0%} of them were played {times} times"
-    return Result(name, "fault", says, len(never), len(wanted), _share(len(never), len(wanted)), shown)
+    return Result(name, "fault", says, len(never), len(wanted), Size.share(len(never), len(wanted), "prompts"), shown)
 
 
 def evenness(counts: Mapping[int, int], of: int) -> tuple[int, float]:
@@ -103,11 +103,7 @@ def exceeds(never: int, of: int, size: int, played: int) -> bool:
 
 
 def _shown(data: Path, texts: Sequence[str], lost: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(f"{data.name} row {1 + texts.index(one)}", one[:100]) for one in lost[:MOST_EXAMPLES])
-
-
-def _share(count: int, of: int) -> Size:
-    return Size(count / of, "share of the prompts", *wilson_interval(count, of))
+    return examples((f"{data.name} row {1 + texts.index(one)}", one[:100]) for one in lost)
 
 
 def _wanted(data: Path) -> list[str]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
-from squelch.kit.findings.view import Example
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import MOST_EXAMPLES, Example
 
 Verdict = Literal["sound", "fault", "unknown"]
-MOST_EXAMPLES = 3
+
+
+def examples(rows: Iterable[tuple[str, str]]) -> tuple[Example, ...]:
+    """The first `MOST_EXAMPLES` of (where, what it shows)."""
+    return tuple(Example(*one) for one in islice(rows, MOST_EXAMPLES))
+
+
+def show(shown: dict[str, list[Example]], kind: str, where: str, text: str) -> None:
+    """Keeps an example of a kind, if fewer than `MOST_EXAMPLES` are kept."""
+    kept = shown.setdefault(kind, [])
+    if len(kept) < MOST_EXAMPLES:
+        kept.append(Example(where, text))
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,11 @@ class Size:
     unit: str
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def share(cls, count: int, of: int, what: str) -> Size:
+        """A share. `what`: of which, e.g. "groups"."""
+        return cls(count / of, f"share of the {what}", *wilson_interval(count, of))
 
 
 @dataclass(frozen=True)

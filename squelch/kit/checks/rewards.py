@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.diagnosis.uncertainty import wilson_interval
-from squelch.kit.findings.view import Example
 
 EVERY_TOKEN = ("areal", "skyrl")
 """Formats whose text has the end token, so that an empty one says that nothing was sampled."""
@@ -124,7 +123,5 @@ def _what(one: Member) -> str:
 
 
 def _fault(name: str, says: str, wrong: Sequence[Member], texts: Sequence[str], of: int) -> Result:
-    pairs = zip(wrong[:MOST_EXAMPLES], texts, strict=False)
-    shown = tuple(Example(one.where, text) for one, text in pairs)
-    size = Size(len(wrong) / of, "share of the rollouts", *wilson_interval(len(wrong), of))
-    return Result(name, "fault", says, len(wrong), of, size, shown)
+    shown = examples((one.where, text) for one, text in zip(wrong, texts, strict=True))
+    return Result(name, "fault", says, len(wrong), of, Size.share(len(wrong), of, "rollouts"), shown)

@@ -84,7 +84,16 @@ def check(
         ValueError: a file is damaged, of no known format, or holds no rows of a training.
     """
     try:
-        return checked(Path(files), _path(checkpoints), _path(base), _path(data), format, claims, tokens, seed)
+        return checked(
+            Path(files),
+            checkpoints=_path(checkpoints),
+            base=_path(base),
+            data=_path(data),
+            name=format,
+            claims=claims,
+            tokens=tokens,
+            seed=seed,
+        )
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -100,6 +109,7 @@ def _with_weights(base: Path | None) -> Path | None:
 
 def checked(
     path: Path,
+    *,
     checkpoints: Path | None = None,
     base: Path | None = None,
     data: Path | None = None,

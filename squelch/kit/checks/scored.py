@@ -54,28 +54,19 @@ def score(
     temperature: float | None = None,
     *,
     base: Path | None = None,
-    device: str | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Scores:
-    """The samples' scores under every candidate.
+    """The samples' scores under every candidate, on a GPU if there is one.
 
     Args:
         samples: as `Draw.samples` gives them.
         candidates: of `candidates_in`.
         temperature: the claimed one.
         base: folder of the base model of adapters.
-        device: e.g. "cuda"; None for a GPU if there is one.
-        progress: gets the name of each candidate before it is loaded.
 
     Raises:
         UserError: a model cannot be loaded or scored with.
     """
-
-    def scorer_of(candidate: Candidate) -> CrossScorer:
-        progress(candidate.name)
-        return _scorer(candidate, base, device)
-
-    return score_with(samples, candidates, scorer_of, temperature)
+    return score_with(samples, candidates, lambda candidate: _scorer(candidate, base), temperature)
 
 
 def score_with(
@@ -168,17 +159,16 @@ def _unfit(sample: Sample, scorer: CrossScorer) -> str:
     return "" if smallest >= 0 and largest < known else UNKNOWN_ID
 
 
-def _scorer(candidate: Candidate, base: Path | None, device: str | None) -> CrossScorer:
+def _scorer(candidate: Candidate, base: Path | None) -> CrossScorer:
     assert candidate.path is not None, "a candidate of a folder"
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = "cuda" if torch.cuda.is_available() else "cpu"
     with as_user_error(ValueError, OSError, about=str(candidate.path)):
         checkpoint = checkpoint_of(candidate.path, base if candidate.adapter else None)
         model: Any = load_checkpoint(checkpoint, torch.float32)
         try:
-            model = model.to(chosen)
-        except (RuntimeError, AssertionError) as error:  # the latter: a torch without CUDA
-            raise UserError(f"--device {chosen}: {str(error).splitlines()[0]}") from error
-        return CrossScorer(model, TOKEN_BUDGET)
+            return CrossScorer(model.to(chosen), TOKEN_BUDGET)
+        except RuntimeError as error:  # a GPU without room
+            raise UserError(f"{candidate.path} on {chosen}: {str(error).splitlines()[0]}") from error
 
 
 def _with_model(path: Path) -> Path | None:

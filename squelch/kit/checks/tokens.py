@@ -6,7 +6,7 @@ from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected
 from squelch.kit.checks.fed_tokens import Fed
 from squelch.kit.checks.result import Result, Size
-from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.findings.view import MOST_EXAMPLES
 
 FEWEST_ENDS, MOST_OTHERS = 8, 0.2
 """Rollouts that end alike, and the share of those that do not, from which on their last id is the end token."""
@@ -29,7 +29,8 @@ def fed_tokens_learned(found: Collected, claims: Claims) -> Result:
         return Result(name, "sound", f"No fed token of {fed.rollouts} rollouts is under the loss", of=fed.rollouts)
     says = f"{fed.learned} fed tokens of {fed.learned_rollouts} rollouts are under the loss"
     shown = tuple(fed.examples.get("learned", ()))
-    return Result(name, "fault", says, fed.learned_rollouts, fed.rollouts, _share(fed.learned_rollouts, fed), shown)
+    size = Size.share(fed.learned_rollouts, fed.rollouts, "rollouts")
+    return Result(name, "fault", says, fed.learned_rollouts, fed.rollouts, size, shown)
 
 
 def _after_ends(name: str, fed: Fed) -> Result:
@@ -65,11 +66,8 @@ def sampled_tokens_unlearned(found: Collected, claims: Claims) -> Result:
     if found.name not in EXACT:
         needs = "whether the loss is meant to leave them out, as off-policy or overlong ones"
         return Result(name, "unknown", says, fed.left_rollouts, fed.rollouts, examples=shown, needs=needs)
-    return Result(name, "fault", says, fed.left_rollouts, fed.rollouts, _share(fed.left_rollouts, fed), shown)
-
-
-def _share(count: int, fed: Fed) -> Size:
-    return Size(count / fed.rollouts, "share of the rollouts", *wilson_interval(count, fed.rollouts))
+    size = Size.share(fed.left_rollouts, fed.rollouts, "rollouts")
+    return Result(name, "fault", says, fed.left_rollouts, fed.rollouts, size, shown)
 
 
 def logprobs_impossible(found: Collected, claims: Claims) -> Result:
@@ -84,6 +82,6 @@ def logprobs_impossible(found: Collected, claims: Claims) -> Result:
     says = (
         f"Of {tokens.rows} rows {tokens.impossible} have log-probabilities above 0 or not finite, and {tokens.unlike} "
     )
-    shown = (*tokens.examples.get("impossible", ()), *tokens.examples.get("unlike", ()))[:3]
-    size = Size(wrong / tokens.rows, "share of the rows", *wilson_interval(wrong, tokens.rows))
+    shown = (*tokens.examples.get("impossible", ()), *tokens.examples.get("unlike", ()))[:MOST_EXAMPLES]
+    size = Size.share(wrong, tokens.rows, "rows")
     return Result(name, "fault", f"{says}not one for each token", wrong, tokens.rows, size, shown)

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from squelch.kit.records.shared_prefix import common_length
+
 KEPT = 200
 """Pairs of turns that differ and are kept to be decoded."""
 
@@ -40,6 +44,5 @@ class Continued:
     def _differ(self, where: str, before: Sequence[int], now: Sequence[int]) -> None:
         self.broken += 1
         if len(self.differing) < KEPT:
-            pairs = enumerate(zip(before, now, strict=False))
-            place = next((at for at, (one, other) in pairs if one != other), min(len(before), len(now)))
+            place = common_length([np.asarray(before), np.asarray(now)])
             self.differing.append((where, list(before[place:]), list(now[place:])))

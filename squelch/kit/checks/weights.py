@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from squelch.kit.checks.engine_values import engine_against_trainer, precision, without_weights
-from squelch.kit.checks.result import MOST_EXAMPLES, Result, Size
+from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.checks.temperature import recording_mode, temperature
 from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
 from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
@@ -229,7 +229,7 @@ def _fault(
     best: Comparison | None,
 ) -> Result:
     count, of = len(faulty), len(steps)
-    examples = tuple(Example(_step(one), _set_in_words(one)) for one in faulty[:MOST_EXAMPLES])
+    shown = examples((_step(one), _set_in_words(one)) for one in faulty)
     decided = best or min((one for each in faulty for one in each.comparisons if one.winner == "other"), key=_misfit)
     size = Size(decided.kl, "nats a token from the claimed weights")
     if best is None:
@@ -243,7 +243,7 @@ def _fault(
             says += f"; {count} of {of} steps show it alone"
     if name == "stale_weights" and weighing.claims.max_staleness is None:
         says += ". An asynchronous run may allow that: --claim max_staleness=N"
-    return Result(name, "fault", says, count or of, of, size, examples, step=_first(faulty or steps))
+    return Result(name, "fault", says, count or of, of, size, shown, step=_first(faulty or steps))
 
 
 def _no_fault(
@@ -254,17 +254,17 @@ def _no_fault(
     lags: Sequence[Comparison],
     claiming: Sequence[int],
 ) -> Result:
-    examples = tuple(Example(_step(one), _set_in_words(one)) for one in steps[:MOST_EXAMPLES])
+    shown = examples((_step(one), _set_in_words(one)) for one in steps)
     judged = [one for one in steps if one.comparisons]
     sound, of = sum(one.is_sound for one in judged), len(judged)
     saved = "" if any(one.saved for one in steps) else ", as far as those tell that were saved before and after"
     if not lags:
         says = "All checkpoints at hand say the same of the drawn rows"
-        return Result(name, "unknown", says, 0, of, examples=examples, needs="checkpoints that differ")
+        return Result(name, "unknown", says, 0, of, examples=shown, needs="checkpoints that differ")
     if sound == of or all(one.winner == "claimed" for one in lags):
         alone = "" if sound == of else f"; {sound} of {of} steps show it alone"
         says = f"The rows fit the weights that sampled them by {source}, and no others{saved}{alone}"
-        return Result(name, "sound", says, 0, of, examples=examples)
+        return Result(name, "sound", says, 0, of, examples=shown)
     open_ones = [one for one in lags if not one.winner] or [
         one for each in steps for one in each.comparisons if not one.winner
     ]
@@ -276,7 +276,7 @@ def _no_fault(
         else f"The rows fit the weights that sampled them by {source}{saved}, but in {of - sound} of {of} steps others "
         f"too: {_divergence(nearest)}, {_tokens(nearest)} had"
     )
-    return Result(name, "unknown", says, 0, of, examples=examples, needs=_more(nearest))
+    return Result(name, "unknown", says, 0, of, examples=shown, needs=_more(nearest))
 
 
 # -- in words
@@ -342,8 +342,7 @@ def _misfit(one: Comparison) -> tuple[int, float]:
 
 
 def _rows(weighing: Weighing, of: Iterable[int]) -> tuple[Example, ...]:
-    shown = list(of)[:MOST_EXAMPLES]
-    return tuple(Example(weighing.samples[s].row, f"{weighing.samples[s].num_tokens:,} sampled tokens") for s in shown)
+    return examples((weighing.samples[s].row, f"{weighing.samples[s].num_tokens:,} sampled tokens") for s in of)
 
 
 def _initial(weighing: Weighing) -> Candidate:

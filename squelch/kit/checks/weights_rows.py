@@ -18,6 +18,7 @@ import numpy as np
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import needs_extra
+from squelch.kit.checks.fed_tokens import numbers_of
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
@@ -69,7 +70,6 @@ class WeightRows:
         coder: encodes the texts of rows without ids, and renders messages; None leaves them out.
         most_tokens: that are scored under each checkpoint; None for `MOST_TOKENS`.
         seed: of the draw.
-        device: that scores.
     """
 
     def __init__(
@@ -81,10 +81,9 @@ class WeightRows:
         *,
         most_tokens: int | None = None,
         seed: int = 0,
-        device: str | None = None,
     ) -> None:
         self._checkpoints, self._base, self._claims, self._coder = checkpoints, base, claims, coder
-        self._most_tokens, self._seed, self._device = most_tokens or MOST_TOKENS, seed, device
+        self._most_tokens, self._seed = most_tokens or MOST_TOKENS, seed
         self._rule: WeightsRule | None = None
         self._staleness = 0
         self._counts_versions = self._prompts_are_raw = False
@@ -125,7 +124,7 @@ class WeightRows:
         candidates = candidates_in(self._checkpoints, self._rule, self._base)
         if not candidates:
             return check_weights(None, claims, f"{CHECKPOINTS} with models in them", samples)
-        scores = score(samples, candidates, claims.temperature, base=self._base, device=self._device)
+        scores = score(samples, candidates, claims.temperature, base=self._base)
         self.notes += [f"not scored, {reason}: {count}" for reason, count in sorted(scores.left_out.items())]
         return check_weights(scores, claims, f"rows that the model can score ({'; '.join(self.notes)})")
 
@@ -226,12 +225,8 @@ def _are_messages(said: Any) -> bool:
 
 def _numbers(values: Any, count: int) -> np.ndarray | None:
     """(count,) float64, NaN for None; None where these are no numbers of as many tokens."""
-    if not isinstance(values, list) or len(values) != count:
-        return None
-    try:
-        return np.array([np.nan if one is None else float(one) for one in values])
-    except (TypeError, ValueError, OverflowError):
-        return None
+    found = numbers_of(values)
+    return found if found is not None and len(found) == count else None
 
 
 def _trained(learned: Row | None, prompt: list[int], completion: list[int]) -> np.ndarray | None:

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from squelch.kit.checks.catalogue import PAGE, checks
-from squelch.kit.checks.result import Result, Size
+from squelch.kit.checks.result import Result
 from squelch.kit.findings.view import SHOWN
+from squelch.kit.findings.words import with_bounds
 
 
 def fault_lines(result: Result) -> list[str]:
@@ -17,16 +18,12 @@ def fault_lines(result: Result) -> list[str]:
     since = f", since step {result.step}" if result.step is not None else ""
     lines = [f"{result.name} (fault{since})", f"  {result.says.rstrip('.')}."]
     if result.size is not None:
-        lines.append(f"  size: {_size(result.size)}")
+        size = result.size
+        lines.append(f"  size: {with_bounds(size.value, size.low, size.high)} {size.unit}")
     lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in result.examples]
     if entry is not None:
         lines += [f"  usual causes: {entry.causes}", f"  what to do: {entry.change}"]
     return [*lines, f"  {PAGE}#{result.name}"]
-
-
-def _size(size: Size) -> str:
-    bounds = "" if size.low is None or size.high is None else f" [{size.low:.4g}, {size.high:.4g}]"
-    return f"{size.value:.4g}{bounds} {size.unit}"
 
 
 def short_lines(results: Sequence[Result]) -> list[str]:
@@ -40,7 +37,7 @@ def short_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def plain(result: Result) -> dict[str, Any]:
+def as_json(result: Result) -> dict[str, Any]:
     """The result as JSON, with its causes and remedy."""
     entry = checks().get(result.name)
     told = {"causes": entry.causes, "change": entry.change} if entry is not None else {}

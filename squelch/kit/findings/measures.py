@@ -28,14 +28,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from squelch.kit.diagnosis.templates import widest
-from squelch.kit.findings.view import Example, GroupView, StepView, TextView
+from squelch.kit.findings.view import MOST_EXAMPLES, Example, GroupView, StepView, TextView
 
 ZERO = 1e-10
 """Variance up to which rewards are equal."""
 FEWEST_PROMPTS = 8
 """Prompts of a step of which one text may be the commonest."""
 SEEN, FEWEST_TASKS, MAX_TASKS = 3, 8, 100_000
-EXAMPLES = 3
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics, and up to `EXAMPLES` rows by the metric that they show."""
+    """The metrics, and up to `MOST_EXAMPLES` rows by the metric that they show."""
 
     metrics: dict[str, float]
     examples: dict[str, list[Example]]
@@ -77,7 +76,8 @@ def measured(view: StepView, tasks: Tasks) -> Measured:
     found, examples = _groups(view.groups or (), tasks)
     found |= _prompts(view.groups or (), examples)
     texts, shown = _texts(view.texts or ())
-    return Measured(found | texts | tasks.metrics(), {key: rows[:EXAMPLES] for key, rows in (examples | shown).items()})
+    kept = {key: rows[:MOST_EXAMPLES] for key, rows in (examples | shown).items()}
+    return Measured(found | texts | tasks.metrics(), kept)
 
 
 def _groups(groups: Sequence[GroupView], tasks: Tasks) -> tuple[dict[str, float], dict[str, list[Example]]]:
@@ -183,7 +183,7 @@ def _by_length(groups: Sequence[GroupView], examples: dict[str, list[Example]]) 
         return {}
     found = min(1.0, max(-1.0, both / math.sqrt(rewards * lengths)))
     z, error = math.atanh(min(0.999, max(-0.999, found))), 1.96 / math.sqrt(number - 3)
-    longest = sorted(groups, key=lambda group: -max(group.lengths or (0,)))[:EXAMPLES]
+    longest = sorted(groups, key=lambda group: -max(group.lengths or (0,)))[:MOST_EXAMPLES]
     examples["groups/length_correlation"] = [_longest(group) for group in longest]
     key = "groups/length_correlation"
     return {key: found, f"{key}_low": math.tanh(z - error), f"{key}_high": math.tanh(z + error)}
@@ -224,7 +224,7 @@ def _texts(texts: Sequence[TextView]) -> tuple[dict[str, float], dict[str, list[
     if repeated:
         shares = [text.repetition or 0.0 for text in repeated]
         found["texts/repetition"] = math.fsum(shares) / len(shares)
-        worst = sorted(repeated, key=lambda text: -(text.repetition or 0.0))[:EXAMPLES]
+        worst = sorted(repeated, key=lambda text: -(text.repetition or 0.0))[:MOST_EXAMPLES]
         examples["texts/repetition"] = [
             Example(text.row, text.shown or f"{text.repetition:.0%} of its runs of 4 tokens are repeated")
             for text in worst

@@ -9,6 +9,8 @@ from squelch.kit.records.repetition import repetition
 
 SHOWN = 200
 """Characters of a text that an example shows."""
+MOST_EXAMPLES = 3
+"""Rows that are shown of a finding, or of a check's fault."""
 
 
 @dataclass(frozen=True)

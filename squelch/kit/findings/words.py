@@ -89,8 +89,12 @@ def paragraph(finding: Finding, command: str = "") -> list[str]:
 
 def evidence_text(evidence: Evidence) -> str:
     """The metric with its interval."""
-    bounds = "" if evidence.low is None or evidence.high is None else f" [{evidence.low:.4g}, {evidence.high:.4g}]"
-    return f"{evidence.key} {evidence.value:.4g}{bounds}"
+    return f"{evidence.key} {with_bounds(evidence.value, evidence.low, evidence.high)}"
+
+
+def with_bounds(value: float, low: float | None, high: float | None) -> str:
+    """The value, and its interval if it has one."""
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"
 
 
 def trl_settings(finding: Finding, settings: Mapping[str, Any]) -> str:

@@ -53,6 +53,12 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
+def test_a_format_of_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = a_run(tmp_path / "run")
+    assert main(["check", str(folder), "--format", "trl"]) == 2
+    assert "--format is for files of other trainers" in capsys.readouterr().err
+
+
 def test_a_run_with_a_critical_finding_exits_with_1_and_its_row_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

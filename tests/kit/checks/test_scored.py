@@ -53,7 +53,7 @@ IDS, RECORDED = 1, 2
 
 def found(samples: list[Sample], candidates: list[Candidate], temperature: float = 1.0) -> dict[str, str]:
     claims = WeightClaims(temperature, False, "float32")
-    results = check_weights(score(samples, candidates, temperature, device="cpu"), claims)
+    results = check_weights(score(samples, candidates, temperature), claims)
     return {one.name: one.verdict for one in results}
 
 
@@ -128,7 +128,7 @@ def test_scores_are_those_of_a_plain_forward(run: Path) -> None:
 
 def scored_both(run: Path, sample: Sample) -> tuple[Iterator, Scores]:
     candidates = candidates_in(run, RULE, run / "base")[:2]
-    scores = score([sample], candidates, 0.7, device="cpu")
+    scores = score([sample], candidates, 0.7)
     return (row[0] for row in scores.tokens), scores
 
 
@@ -136,7 +136,7 @@ def test_rows_that_no_model_could_have_sampled_are_left_out_and_counted(run: Pat
     good = Sample("good", 1, 0, np.array([1]), np.array([2, 3]))
     long = Sample("long", 1, 1, np.zeros(40, dtype=int), np.zeros(40, dtype=int))
     unknown = Sample("unknown", 1, 2, np.array([1]), np.array([VOCABULARY]))
-    scores = score([long, good, unknown], candidates_in(run, RULE), device="cpu")
+    scores = score([long, good, unknown], candidates_in(run, RULE))
     assert [one.row for one in scores.samples] == ["good"]
     assert scores.left_out == {TOO_LONG: 1, UNKNOWN_ID: 1}
 
@@ -145,7 +145,7 @@ def test_a_folder_that_is_no_model_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     broken = Candidate(1, "checkpoint-1", tmp_path)
     with pytest.raises(UserError, match=str(tmp_path)):
-        score([Sample("good", 1, 0, np.array([1]), np.array([2, 3]))], [broken], device="cpu")
+        score([Sample("good", 1, 0, np.array([1]), np.array([2, 3]))], [broken])
 
 
 def test_a_checkpoint_is_found_below_its_folder_and_one_without_a_model_is_left_out(run: Path, tmp_path: Path) -> None:
