@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from squelch.kit.archive.schema import (
-    DECISION,
-    INDEX,
-    PICTURE,
-    SCORE,
-    SEGMENT,
-    TRAJECTORY,
-    TURN,
-    UNTRAINED,
-    VERSION_SPAN,
-    Column,
-)
+from squelch.kit.archive.schema import TABLES
 from squelch.kit.archive.version import READ_BY, VERSION, VERSION_KEY
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "schema.md"
@@ -56,32 +44,32 @@ def page() -> str:
     """The page's text."""
     parts = [
         HEAD,
-        _section("A trajectory", "One row of `groups/step-NNNNNN.parquet`.", TRAJECTORY),
-        _section("The filter's decision", "Further columns of the same row, equal within a group.", DECISION),
-        _section("A turn", "One entry of `turns`.", TURN),
+        _section("A trajectory", "One row of `groups/step-NNNNNN.parquet`.", "trajectory"),
+        _section("The filter's decision", "Further columns of the same row, equal within a group.", "decision"),
+        _section("A turn", "One entry of `turns`.", "turn"),
         _section(
             "A segment",
             "One entry of `segments`. A trajectory is one or more append-only sequences, each of which sees only its "
             "own ids; the first begins at position 0.",
-            SEGMENT,
+            "segment",
         ),
         _section(
             "An untrained conversation",
             "One entry of `untrained`: calls of an agent, and what they continued, under one history.",
-            UNTRAINED,
+            "untrained",
         ),
-        _section("A version span", "One entry of `version_spans`. A turn may have several.", VERSION_SPAN),
-        _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),
-        _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", INDEX),
-        _section("A scored pair", SCORES, SCORE),
+        _section("A version span", "One entry of `version_spans`. A turn may have several.", "version_span"),
+        _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", "picture"),
+        _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", "index"),
+        _section("A scored pair", SCORES, "score"),
     ]
     return "\n".join(parts)
 
 
-def _section(title: str, about: str, columns: Sequence[Column]) -> str:
+def _section(title: str, about: str, table: str) -> str:
     rows = [
         f"| `{c.name}` | {_type(c.type)} | {c.unit or '-'} | {'yes' if c.nullable else 'no'} | {c.meaning} |"
-        for c in columns
+        for c in TABLES[table]
     ]
     head = ["| column | type | unit | nullable | meaning |", "|---|---|---|---|---|"]
     return "\n".join([f"## {title}", "", about, "", *head, *rows, ""])

@@ -31,6 +31,16 @@ def study(folder: Path, seeds: tuple[int, ...] = (0, 1)) -> Study:
     return Study("made-up", ["scorer.every=10"], own, folder / "made-up.parquet")
 
 
+def ended_early(cell: Cell, stopped: str, cause: str, steps: int) -> Ended:
+    """Writes what a run leaves behind that ended by itself after so many steps."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    finish(cell)
+    path = cell.folder / "summary.json"
+    ended = {"finished": False, "stopped": stopped, "end_cause": cause, "steps": steps}
+    path.write_text(json.dumps(json.loads(path.read_text()) | ended))
+    return Ended(1, f"ended after step {steps}: {stopped}")
+
+
 def finish(cell: Cell) -> None:
     """Writes what a run that came to its end leaves behind."""
     summary = {"finished": True, "stopped": None, "steps": STEPS, "seconds_per_step_median": 2.0}
@@ -243,12 +253,7 @@ def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_i
 
     async def run(self: ProcessRunner, cell: Cell) -> Ended:
         names.append(cell.name)
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        finish(cell)
-        summary = json.loads((cell.folder / "summary.json").read_text())
-        ended = {"finished": False, "stopped": "no signal: 5 steps", "end_cause": "no_signal", "steps": 15}
-        (cell.folder / "summary.json").write_text(json.dumps(summary | ended))
-        return Ended(1, "ended after step 15: no signal: 5 steps")
+        return ended_early(cell, "no signal: 5 steps", "no_signal", 15)
 
     monkeypatch.setattr(ProcessRunner, "run", run)
     monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
@@ -266,12 +271,7 @@ def test_a_study_says_itself_what_is_kept_of_a_run_and_when_it_is_complete(tmp_p
     """A run that its planted fault ends is no failed cell."""
 
     async def run(self: ProcessRunner, cell: Cell) -> Ended:
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        finish(cell)
-        summary = json.loads((cell.folder / "summary.json").read_text())
-        ended = {"finished": False, "stopped": "nothing counts: 5 steps", "end_cause": "nothing_counts", "steps": 5}
-        (cell.folder / "summary.json").write_text(json.dumps(summary | ended))
-        return Ended(1, "ended after step 5")
+        return ended_early(cell, "nothing counts: 5 steps", "nothing_counts", 5)
 
     monkeypatch.setattr(ProcessRunner, "run", run)
     monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)

@@ -14,29 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.kit.archive.schema import (
-    DECISION,
-    INDEX,
-    PICTURE,
-    SEGMENT,
-    TRAJECTORY,
-    TURN,
-    UNTRAINED,
-    VERSION_SPAN,
-    Column,
-)
+from squelch.kit.archive.schema import DECISION, INDEX, TABLES, TRAJECTORY, Column
 from squelch.kit.untrusted.files import Unreadable
 
 _OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
 _OF_TRAJECTORIES = ("returns", "successes", "lengths", "num_turns")
 """Lists of the index with one value for each trajectory."""
 _INSIDE = {
-    "turns": TURN,
-    "version_spans": VERSION_SPAN,
-    "pictures": PICTURE,
-    "segments": SEGMENT,
-    "untrained": UNTRAINED,
+    name: TABLES[name.removesuffix("s")] for name in ("turns", "version_spans", "pictures", "segments", "untrained")
 }
+"""Lists of a trajectory whose entries have columns of their own."""
 _HOLES = frozenset({"returns", "successes"})
 """Lists of the index with a null for each failed trajectory."""
 _POSITIONS = ("sample_start", "reasoning_start", "reasoning_end", "sample_end")
@@ -108,7 +95,7 @@ def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> Non
 
 
 def _check_untrained(found: pa.StructArray, where: str) -> None:
-    lists = [found.field(column.name) for column in UNTRAINED if pa.types.is_list(column.type)]
+    lists = [found.field(column.name) for column in _INSIDE["untrained"] if pa.types.is_list(column.type)]
     if any(one.flatten().null_count or not one.value_lengths().equals(lists[0].value_lengths()) for one in lists):
         raise Unreadable(f"{where}: the lists of an entry of `untrained` differ in length, or hold nulls")
 

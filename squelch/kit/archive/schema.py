@@ -53,8 +53,6 @@ def _type(name: str, tables: Mapping[str, tuple[Column, ...]]) -> pa.DataType:
 
 
 TABLES = _tables()
-TURN, VERSION_SPAN, PICTURE = (TABLES[name] for name in ("turn", "version_span", "picture"))
-SEGMENT, UNTRAINED = TABLES["segment"], TABLES["untrained"]
 TRAJECTORY, DECISION, INDEX, SCORE = (TABLES[name] for name in ("trajectory", "decision", "index", "score"))
 
 

@@ -245,20 +245,26 @@ def _take(
         member.said = member.log_p = None
     if learned is not None and not member.text:
         member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), "")
-    own = row.get("group") if has_group else prompt
+    if _joins_as_first(found, read, row, member, prompt) and is_first and readable:
+        sampler.offer(where, row, learned)
+
+
+def _joins_as_first(found: Collected, read: Read, row: Row, member: Member, prompt: bytes | None) -> bool:
+    """Puts a row into its rollout and its group; returns whether the rollout now begins with it: turns may come in any
+    order."""
+    own, where = row.get("group") if known_id(row.get("group")) else prompt, member.where
     is_named = known_id(object_of(read.record.get("group")).get("id"))  # its members may begin with different weights
     step = None if is_named else row.get("step")
     key = digest([step, str(row.get("run")), str(own) if own is not None else where])
     group = found.groups.setdefault(key, Group(row.get("step"), where))
     rollout = digest(str(row["rollout"])) if known_id(row.get("rollout")) else digest([where, len(group.members)])
     before = group.members.setdefault(rollout, member)
-    is_begin = before is member or (before.prompt is None and member.prompt is not None)  # turns may come in any order
+    is_begin = before is member or (before.prompt is None and member.prompt is not None)
     if before is not member:
         shared = {"cut": before.cut or member.cut, "failed": before.failed or member.failed}
         one = member if is_begin else before
         group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, **shared)
-    if is_begin and is_first and readable:
-        sampler.offer(where, row, learned)
+    return is_begin
 
 
 def _require_ids(ids: Any, where: str) -> None:

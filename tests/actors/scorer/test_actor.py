@@ -12,7 +12,7 @@ import pytest
 import ray
 import torch
 from ray.exceptions import RayActorError
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from squelch.actors.messages import WeightBundle
 from squelch.actors.process.shell import threaded
@@ -26,6 +26,7 @@ from squelch.kit.diagnosis.proxies import proxies_of_samples
 from squelch.kit.records.records import Group, Task, Ticket
 from squelch.kit.scoring.drawing import draw_first_turn
 from tests.kit.scoring.windows import CONFIG, trajectory, window
+from tests.random_model import random_model
 
 pytestmark = pytest.mark.ray
 
@@ -46,19 +47,7 @@ def test_tables_come_apart_into_their_groups() -> None:
 
 
 def tiny(folder: Path) -> tuple[str, Qwen2ForCausalLM]:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config)
+    model = random_model()
     model.save_pretrained(folder)
     return str(folder), model
 

@@ -16,7 +16,8 @@ from squelch.kit.checks.scored import TOO_LONG, UNKNOWN_ID, candidates_in, score
 from squelch.kit.checks.weights import check_weights
 from squelch.kit.checks.weights_data import HEAD_MASS, Candidate, Sample, Scores, WeightClaims
 from squelch.kit.readers.weights import WeightsRule
-from tests.kit.checks.tiny import LENGTH, VOCABULARY, play, save_training
+from tests.kit.checks.tiny import LENGTH, play, save_training
+from tests.random_model import VOCABULARY
 
 RULE = WeightsRule("checkpoint-{}", -1)
 ROWS = 16

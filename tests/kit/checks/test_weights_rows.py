@@ -21,8 +21,9 @@ from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.bank import WRITERS, Rollout, run
-from tests.kit.checks.tiny import LENGTH, VOCABULARY, play, save_training, step_of
+from tests.kit.checks.tiny import LENGTH, play, save_training, step_of
 from tests.kit.readers.trainer_files import jsonl
+from tests.random_model import VOCABULARY
 
 ROWS = 16
 FORMS = ("nemo_rl", "slime", "verifiers")

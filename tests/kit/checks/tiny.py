@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
-VOCABULARY, LENGTH = 64, 56
+from tests.random_model import VOCABULARY, random_model
+
+LENGTH = 56
 
 
 class Played(NamedTuple):
@@ -18,22 +20,6 @@ class Played(NamedTuple):
     prompts: torch.Tensor
     completions: torch.Tensor
     log_probs: torch.Tensor
-
-
-def tiny() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def step_of(model: Qwen2ForCausalLM, seed: int, size: float = 0.05) -> None:
@@ -46,7 +32,7 @@ def step_of(model: Qwen2ForCausalLM, seed: int, size: float = 0.05) -> None:
 
 def save_training(folder: Path, name: str = "checkpoint-{}", first: int = 1, count: int = 3) -> None:
     """A trainer's folder: the initial model in `base`, and a checkpoint after each of three updates."""
-    model = tiny()
+    model = random_model()
     model.save_pretrained(folder / "base")
     for number in range(first, first + count):
         step_of(model, number - first)
