@@ -47,8 +47,7 @@ settings.load_profile("busy machine")
 
 ROOT = Path(__file__).parents[1]
 SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text().split())
-"""Tests that take more than about a quarter of a second on a quiet machine, for `make check` to leave out: most of its
-time was in 6% of its tests. `pytest -m "not ray and not slow" --durations=60` shows which others are."""
+"""Tests that `make check` leaves out to take a minute; `python -m tests.slow` writes the list from a run's times."""
 
 HEAVY_FILES = frozenset(
     path.relative_to(ROOT).as_posix()
