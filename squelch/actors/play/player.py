@@ -15,7 +15,8 @@ Invariants:
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
 - Templates are rendered, messages encoded and turns read in threads: nothing of it blocks the event loop. They are no
-  step threads, because a renderer that is busy with others' prompts is no late environment.
+  step threads, because a renderer that is busy with others' prompts is no late environment. What takes less than the
+  way to a thread and back is done at once (`TurnFormat.quick`), as are all turns of small games.
 - The calls of an agent are turns as well; it ends them itself (`actors.play.agent_episode`).
 - An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
   gets a reward, or fails with the reason why it has none.
@@ -184,7 +185,9 @@ class EnvironmentPlayer:
     ) -> None:
         attempt.group_rewarded = not lacking(env, GroupRewarded)
         turns = turn_format_of(self._codec, env, ticket.task.environment, episode)
-        feed = _fed(await _off_the_loop(lambda: _shown(lambda: turns.first(messages))))
+        feed = _fed(
+            await _off_the_loop(lambda: _shown(lambda: turns.first(messages)), turns.quick(messages, first=True))
+        )
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):
             attempt.feed(*feed)
@@ -251,14 +254,15 @@ class EnvironmentPlayer:
         ids, codec, how = completion.token_ids, self._codec, completion.finish_reason
         attempt.segment.add_sampled(completion)
         outcome = await self._call(attempt, lambda: episode.act(codec.text(ids), how == "length"))
+        fed = [] if outcome.next_message is None else [outcome.next_message]
 
         def read() -> tuple[tuple[int, int], NextIds | ValueError | None, str]:
-            reasoning, message, following = turns.reasoning_of(ids), outcome.next_message, None
-            if message is not None:
-                following = _shown(lambda: turns.following(message, how == "stop"))
+            reasoning, following = turns.reasoning_of(ids), None
+            for message in fed:
+                following = _shown(partial(turns.following, message, how == "stop"))
             return reasoning, following, codec.completion_text(ids)
 
-        reasoning, following, attempt.last_text = await _off_the_loop(read)
+        reasoning, following, attempt.last_text = await _off_the_loop(read, turns.quick(fed))
         attempt.segment.add_turn(
             completion,
             reasoning,
@@ -320,10 +324,10 @@ class EnvironmentPlayer:
             attempt.seconds_environment += time.monotonic() - started
 
 
-async def _off_the_loop(read: Callable[[], T]) -> T:
-    """Runs work of the format in a thread. If it fails, so does the trajectory."""
+async def _off_the_loop(read: Callable[[], T], quick: bool = False) -> T:
+    """Runs work of the format in a thread, or at once if it is `quick`. If it fails, so does the trajectory."""
     try:
-        return await asyncio.to_thread(read)
+        return read() if quick else await asyncio.to_thread(read)
     except Exception as error:
         raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}") from error
 

@@ -7,6 +7,7 @@ lets it, the whole conversation is fed as the template writes it, and a new segm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +42,10 @@ class TurnFormat(Protocol):
     def following(self, message: Message, closed: bool) -> NextIds:
         """What is fed behind that turn. `closed`: whether it ended with its end of turn."""
 
+    def quick(self, messages: Sequence[Message], first: bool = False) -> bool:
+        """Whether it takes no renderer and about a millisecond to show these messages, as the `first` ones or behind a
+        turn (none at the episode's end)."""
+
 
 class SquelchTurns:
     """Turns of `<think>` and `<answer>`, whose reasoning the codec opens."""
@@ -61,6 +66,10 @@ class SquelchTurns:
         """As `TurnFormat.following`."""
         ids, pictures = self._codec.next_fed(message, closed)
         return NextIds(ids, pictures=pictures)
+
+    def quick(self, messages: Sequence[Message], first: bool = False) -> bool:
+        """As `TurnFormat.quick`."""
+        return self._codec.quick(messages, first)
 
 
 class ModelTurns:
@@ -94,6 +103,10 @@ class ModelTurns:
         added = self._format.extend(self._fed, self._sampled, [message], self._tools)
         self._fed = np.concatenate([self._fed, self._sampled, added])
         return NextIds(added)
+
+    def quick(self, messages: Sequence[Message], first: bool = False) -> bool:
+        """As `TurnFormat.quick`: the template may have to be rendered."""
+        return False
 
     def _whole(self, cause: str = "") -> NextIds:
         self._fed, self._kept = self._format.render(self._messages, self._tools), self._kept.begun(self._messages)

@@ -115,6 +115,10 @@ class ChatTemplate:
             raise TemplateRefused(f"the chat template of {self._folder} shows no tools, and there are {len(tools)}")
         return found
 
+    def knows(self, messages: Sequence[Message]) -> bool:
+        """Whether `parts` of this conversation, without tools, takes no rendering."""
+        return (tuple(self._shape(index, one) for index, one in enumerate(messages)), "") in self._known
+
     @cached_property
     def shows_tools(self) -> bool:
         """Whether the template writes tools into a prompt: it is given one."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from squelch.actors.play.codec import ChatCodec
+from squelch.kit.records.pictures import Shown
 from squelch.kit.text.shipped_templates import with_template
 from squelch.kit.text.tokenizer import byte_alphabet
 
@@ -112,6 +113,18 @@ def test_next_turn_closes_the_turn_only_when_its_end_was_not_sampled(codec: Chat
     rest = "\n<|im_start|>user\n_ P G<|im_end|>\n<|im_start|>assistant\n<think>"
     assert spell(codec, open_end) == "<|im_end|>" + rest
     assert spell(codec, closed_end) == rest
+
+
+def test_what_is_quick_is_shown_without_the_renderer(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A codec that was just made knows the turns of a game; what is long, of another role, or not text is not quick."""
+    shown = [codec.first_turn(MESSAGES), codec.next_turn(NEXT, closed=True)]
+    codec._between.cache_clear()
+    monkeypatch.setattr(codec._template, "render", lambda *_: pytest.fail("rendered"))
+    assert codec.quick(MESSAGES, first=True) and codec.quick([NEXT], first=False) and codec.quick([], first=False)
+    for ids, now in zip(shown, [codec.first_turn(MESSAGES), codec.next_turn(NEXT, closed=True)], strict=True):
+        assert np.array_equal(ids, now)
+    others = [{"role": "tool", "content": "x"}, {**NEXT, "content": "x" * 5000}, {**NEXT, "content": Shown(("x",))}]
+    assert not any(codec.quick([one], first=False) for one in others)
 
 
 @settings(max_examples=150, deadline=None)

@@ -111,8 +111,10 @@ def test_a_trajectory_is_exactly_what_was_fed_and_sampled(codec, cut_rate):
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
 
 
-def test_turns_are_rendered_encoded_and_read_off_the_event_loop(codec, monkeypatch):
+@pytest.mark.parametrize("quick", [False, True])
+def test_turns_are_rendered_encoded_and_read_off_the_event_loop_unless_that_is_quick(codec, monkeypatch, quick):
     seen = set()
+    monkeypatch.setattr(ChatCodec, "quick", lambda *_: quick)
 
     def note(name):
         call = getattr(ChatCodec, name)
@@ -127,7 +129,8 @@ def test_turns_are_rendered_encoded_and_read_off_the_event_loop(codec, monkeypat
         note(name)
     play(player(codec, Policy(codec)), ticket())
     assert len({name for name, _ in seen}) == 4
-    assert threading.main_thread().name not in {thread for _, thread in seen}
+    own = threading.main_thread().name
+    assert {thread for _, thread in seen} == {own} if quick else own not in {thread for _, thread in seen}
 
 
 class SaysWho(Policy):
