@@ -60,10 +60,10 @@ class Fed:
             return
         self.rollouts += 1
         self.tokens += len(said["ids"])
-        mask = np.fromiter(map(bool, said["mask"]), bool, len(said["mask"]))
+        mask = _marks(said["mask"])
         if said["sampled"] is not None:
             self.how = "marks"
-            sampled = np.fromiter(said["sampled"], bool, len(mask))
+            sampled = _marks(said["sampled"])
             self._count(mask & ~sampled, sampled & ~mask, where)
             return
         drawn = numbers_of(said["logprobs"])
@@ -115,6 +115,11 @@ class Fed:
         self.others += int((mask & ~fed).sum())
         self.zero += int(own.sum())
         self.zero_twice += int((own[1:] & own[:-1]).sum())
+
+
+def _marks(values: Sequence[Any]) -> np.ndarray:
+    """(n,) bool."""
+    return np.frombuffer(bytes(map(bool, values)), bool)
 
 
 def numbers_of(values: Any) -> np.ndarray | None:
