@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.common import arguments, print_metrics
 from squelch.kit.checks.run import checked
+from squelch.kit.readers.step_views import StepViews
 
 TOKENS, GROUP = 1000, 8
 TARGET = 100_000 / 60
@@ -56,7 +57,7 @@ def measure(rows: int) -> dict[str, float | bool]:
         write(path, rows)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         started, cpu = time.perf_counter(), time.process_time()
-        result = checked(path)
+        result = checked(path, views=StepViews())
         seconds, busy = time.perf_counter() - started, time.process_time() - cpu
         size = path.stat().st_size / 2**20
     assert result.rows == rows and not result.faults

@@ -21,12 +21,17 @@ How to check a run, and what is found in which files: [check-a-run.md](../guide/
 
 """
 FROM_THE_FILES = "yes"
-WITHOUT = ""
 
 
 def page() -> str:
     """The page of all checks."""
-    return (HEAD + "\n".join(_sections())).rstrip() + "\n"
+    total = f"By chance at most {_share(sum(one.rate for one in checks().values()))} of healthy runs have a fault: the "
+    total += "sum of the rates below, for files that hold what all checks need.\n\n"
+    return (HEAD + total + "\n".join(_sections())).rstrip() + "\n"
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.2g}%"
 
 
 def with_table(guide: str) -> str:
@@ -36,18 +41,20 @@ def with_table(guide: str) -> str:
 
 def _table() -> str:
     """Which fault is found in which form."""
-    found = [one for one in checks().values() if one.formats]
-    names = [name for name in FORMATS if any(name in one.formats for one in found)]
+    found = {one.name: one.formats for one in checks().values() if one.formats}
+    names = [name for name in FORMATS if any(name in formats for formats in found.values())]
     rows = (
-        (f"[{one.name}](../reference/checks.md#{one.name})", *(_cell(one, name) for name in names)) for one in found
+        (f"[{check}](../reference/checks.md#{check})", *(_cell(formats.get(name)) for name in names))
+        for check, formats in found.items()
     )
     return table(("fault", *(f"`{name}`" for name in names)), rows)
 
 
-def _cell(one: Check, name: str) -> str:
-    if name not in one.formats:
-        return WITHOUT
-    return f"`{one.needs[name]}`" if name in one.needs else FROM_THE_FILES
+def _cell(options: str | None) -> str:
+    """`options`: that have to be given; None where a format lacks what the check needs."""
+    if options is None:
+        return ""
+    return f"`{options}`" if options else FROM_THE_FILES
 
 
 def _sections() -> Iterator[str]:
@@ -58,10 +65,15 @@ def _sections() -> Iterator[str]:
             "Usual causes": one.causes,
             "What to do": one.change,
             "It cannot": one.cannot,
-            "How often it is wrong about a healthy run": one.errs,
+            "How often it is wrong about a healthy run": _wrong(one),
             "What it needs to see a fault": one.power,
         }
         yield "".join(f"- {name}{'' if name == 'It cannot' else ':'} {text}.\n" for name, text in said.items())
+
+
+def _wrong(one: Check) -> str:
+    share = f"at most {_share(one.rate)}" if one.rate else "never by chance"
+    return f"{share}; {one.errs}" if one.errs else share
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs.writers.tables import replaced, table
-from squelch.kit.readers.formats import FORMATS, Format
+from squelch.kit.readers.format import Format
+from squelch.kit.readers.formats import FORMATS
 
 PAGE = Path(__file__).resolve().parents[1] / "guide" / "use-with-other-trainers.md"
 HEAD = ("program, release", "`--format`", "its setting", "file", "known", "sampled step N", "tested files")

@@ -1,8 +1,9 @@
 """The pages of checks say what the catalogue says, and the catalogue names formats and checks that exist."""
 
 from docs.writers import checks as writer
-from squelch.kit.checks.catalogue import checks
+from squelch.kit.checks.catalogue import checks, words_of
 from squelch.kit.checks.run import CHECKS, check
+from squelch.kit.readers.format import HOLDS
 from squelch.kit.readers.formats import FORMATS
 from tests.kit.checks.bank import run, verl
 
@@ -13,9 +14,13 @@ def test_the_pages_are_what_the_catalogue_says() -> None:
     assert writer.with_table(guide) == guide, "run: python -m docs.writers.checks"
 
 
-def test_each_entry_names_formats_that_exist_and_what_it_needs_of_some_of_them() -> None:
+def test_each_entry_needs_what_some_format_holds_and_each_format_holds_what_is_explained() -> None:
+    words = {word for one in FORMATS.values() for word in words_of(one)}
     for one in checks().values():
-        assert set(one.formats) <= set(FORMATS) and set(one.needs) <= set(one.formats), one.name
+        assert {*one.holds, *one.options.values()} <= words, one.name
+        assert bool(one.formats) == bool(one.holds), one.name
+    held = [one.traits.holds for one in FORMATS.values()]
+    assert set().union(*held) == set(HOLDS)
 
 
 def test_every_check_has_an_entry_and_every_result_is_one_of_them(tmp_path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from squelch.kit.archive.reader import is_of_step, read_metrics
+from squelch.kit.checks.run import check
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -183,6 +184,14 @@ class Finished:
 
 def summary(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "summary.json").read_text())
+
+
+def assert_sound(run_dir: Path, model: Path | None = None) -> None:
+    """The run's files show no fault, also where its rows are scored under its checkpoints, and under the `model` that
+    it began with."""
+    found = check(run_dir / "groups", base=model or run_dir, checkpoints=run_dir / "checkpoints", format="squelch")
+    assert [(one.name, one.says) for one in found.faults] == []
+    assert found.rows and {one.name: one.verdict for one in found.results}["group_sizes"] == "sound"
 
 
 def steps(run_dir: Path) -> list[dict[str, Any]]:

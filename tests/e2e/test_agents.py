@@ -8,7 +8,7 @@ import pytest
 
 from squelch.kit.archive.reader import read_events, read_groups
 from squelch.kit.archive.rows import from_table
-from tests.e2e.support import Run, small_run, steps
+from tests.e2e.support import Run, assert_sound, small_run, steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 USER = Path(__file__).parents[1] / "envs" / "agent" / "user_agent.py"
@@ -36,6 +36,7 @@ def test_side_calls_and_rewarded_failures_train_to_the_bit_what_an_agent_without
         [event["checksum"] for event in read_events(folder) if event["name"] == "weights"] for folder in (bare, mixed)
     )
     assert sums == others and len(set(sums)) > 1
+    assert_sound(mixed, tiny_policy)
     for mine, theirs in zip(from_table(read_groups(bare)), from_table(read_groups(mixed)), strict=True):
         assert mine.failure is None and theirs.failure is None and mine.untrained == ()
         for name in ("token_ids", "loss_mask", "log_probs"):

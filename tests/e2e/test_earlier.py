@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Run, steps, summary
+from tests.e2e.support import Run, assert_sound, steps, summary
 from tests.earlier import lay
 
 pytestmark = pytest.mark.ray
@@ -19,4 +19,5 @@ def test_a_run_of_earlier_code_is_resumed_with_its_own_configuration(tmp_path: P
     assert any("resumed from" in line and "step-2 after step 2" in line for line in run.lines)
     recorded = steps(folder)
     assert recorded[: len(before)] == before and len(recorded) == len(before) + 1
+    assert_sound(folder)
     assert summary(folder)["steps"] == 3 and summary(folder)["ledger"]["balanced"]

@@ -17,7 +17,7 @@ from tests.e2e.faults.cell import run_boot
 from tests.e2e.faults.plan import ACTORS, of_the_suite
 from tests.e2e.hosts import need_namespaces
 from tests.e2e.replay import assert_replays
-from tests.e2e.support import steps
+from tests.e2e.support import assert_sound, steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1500)]
 WORDS = ("loop.max_staleness=2", "rollout.weight_transfer=gloo", "scorer.every=1")
@@ -33,6 +33,7 @@ def test_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Path) 
         assert_recovered_the_same(read_events(run_dir))
         assert_weight_groups(read_events(run_dir))
         assert_scored(steps(run_dir))
+        assert_sound(run_dir, tiny_policy)
         assert_replays(run_dir, tiny_policy, 1, checkpoints(run_dir)[-1][0], tmp_path)
 
     found = run_boot(faults, str(tiny_policy), tmp_path, words=WORDS, look=look)

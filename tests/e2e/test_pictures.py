@@ -13,7 +13,7 @@ from squelch.kit.archive.reader import is_of_step, read_groups, read_metrics
 from squelch.kit.archive.rows import from_table
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import TinyTower, recipe_for
-from tests.e2e.support import Run
+from tests.e2e.support import Run, assert_sound
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 LAKE = resolved(EnvironmentConfig(name="FrozenLake", options={"observation_format": "picture", "cell_pixels": 8}))
@@ -43,6 +43,7 @@ def test_a_run_from_pictures_trains_and_every_picture_is_kept_where_it_was_shown
         line["learner/mismatch_on_policy"] for line in steps if line.get("learner/mismatch_on_policy") is not None
     ]
     assert len(steps) == STEPS and updated and max(updated) < 1e-5, "engine and learner see the same pictures"
+    assert_sound(folder, seeing_policy)
     vision = ChatCodec(seeing_policy).vision
     played = from_table(read_groups(folder))
     for one in played:

@@ -19,7 +19,7 @@ from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from squelch.kit.findings import reasoning
 from squelch.learner.checkpoint.manifest import read_loop
-from tests.e2e.support import STEPS, Finished, Run, actors, children, compared_run, summary, wait_gone
+from tests.e2e.support import STEPS, Finished, Run, actors, assert_sound, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/|^operations/|^mfu/|^gpu/")
@@ -189,5 +189,6 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     assert f"after step {newest}" in run.until(lambda line: line.startswith("resumed from"))
     assert run.finish() == 0, run.text
     assert_same_run(folder, whole.folder)
+    assert_sound(folder, tiny_policy)
     assert_written_beside_the_loop(whole.folder)
     assert logged(folder) == logged(whole.folder) == list(range(1, STEPS + 1))

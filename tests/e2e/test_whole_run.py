@@ -16,7 +16,7 @@ from squelch.cluster.fleet import local_ray
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from tests.e2e.replay import assert_replays
-from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
+from tests.e2e.support import STEPS, Finished, Run, assert_sound, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others
 from tests.prometheus import dashboard_queries, need_prometheus
 
@@ -92,6 +92,10 @@ def test_rollouts_are_what_was_fed_and_sampled(whole: Finished) -> None:
 
 def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole, tiny_policy, tmp_path) -> None:
     assert_replays(whole.folder, tiny_policy, 1, STEPS, tmp_path)
+
+
+def test_the_files_show_no_fault(whole, tiny_policy) -> None:
+    assert_sound(whole.folder, tiny_policy)
 
 
 def test_the_scorer_reports_the_proxies(whole: Finished) -> None:

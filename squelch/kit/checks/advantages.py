@@ -27,10 +27,6 @@ FEWEST = 3
 """Groups of unequal rewards from which on a rule is looked for."""
 MOST = 0.8
 """Share of the groups that a rule explains which is the file's."""
-BY_PROMPT = ("trl", "nemo_rl")
-"""Formats that name no group, so that groups of one prompt in a step are told apart by their order alone."""
-FIXED = ("trl",)
-"""Trainers whose rules are all among these: where none explains a group, its advantages are wrong."""
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
 """What trainers add to a standard deviation."""
 ROUNDINGS = (("bfloat16", 8), ("float16", 11), ("float32", 24))
@@ -114,9 +110,8 @@ def advantages(found: Collected, claims: Claims) -> Result:
     if not wrong:
         return Result(name, "sound", f"The rule {rule} gives the advantages of all {len(told)} groups", of=len(told))
     says = f"The rule {rule or 'of no trainer'} gives the advantages of {share:.0%} of {len(told)} groups"
-    is_open = (
-        found.name not in FIXED or bool(partly) or (claims.reward_weights is None and told[0].rewards.shape[1] > 1)
-    )
+    weights_are_known = claims.reward_weights is not None or len(rewards) == 1
+    is_open = not found.traits.rules_are_known or bool(partly) or not weights_are_known
     if share < MOST and not claims.advantage and is_open:
         needs = "--claim advantage=RULE, of a rule that this check knows, and --claim reward_weights=W,W,..."
         return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
@@ -136,7 +131,7 @@ def _known(found: Collected, names: Sequence[str]) -> tuple[list[_Known], set[in
     known, partly, by_token = list[_Known](), set[int | None](), 0
     for group in found.groups.values():
         by_token += sum(isinstance(one.advantage, list) for one in group.played)
-        for members in _chunks(group.played, size) if found.name in BY_PROMPT else [group.played]:
+        for members in [group.played] if found.traits.names_groups else _chunks(group.played, size):
             scored = all(any(value is not None for value in one.rewards.values()) for one in members)
             if len(members) == size > 1 and scored and (one := _group(group, members, names)) is not None:
                 known.append(one)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -24,8 +26,9 @@ from squelch.kit.checks.result import show
 from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example
+from squelch.kit.readers.format import Format, Traits
 from squelch.kit.readers.format_rows import LARGEST_ID, Row, as_float, is_ids, is_number, whole
-from squelch.kit.readers.formats import Format, files_of, format_named
+from squelch.kit.readers.formats import files_of, format_named
 from squelch.kit.readers.rows import Read, Rows
 from squelch.kit.readers.step_views import StepViews, name_of
 from squelch.kit.untrusted.decoder_process import bounded_reading
@@ -39,8 +42,6 @@ MOST_LOGPROB = 0.02
 """A log-probability is at most 0; numbers of 16 bits may be above it by their rounding."""
 SPOKEN = ("reasoning_content", "thinking", "reasoning", "content", "tool_calls", "function_call")
 """Keys of a message under which something was said."""
-TASKS_OF_TEXT = ("nemo_rl",)
-"""Formats whose task is the text of the first message, which may be a system prompt that all tasks share."""
 KEPT_TEXT = 400
 """Characters of a text that are kept to look for the text of an error."""
 
@@ -128,6 +129,11 @@ class Collected:
     def name(self) -> str:
         """The format's name."""
         return "" if self.format is None else self.format.name
+
+    @property
+    def traits(self) -> Traits:
+        """What is true of the format."""
+        return Traits() if self.format is None else self.format.traits
 
     @property
     def members(self) -> Iterator[Member]:
@@ -220,14 +226,14 @@ def _take(
     has_group = known_id(row.get("group"))
     prompt = _digest(_prompt(row)) if readable and (is_first or not has_group) else None
     if is_partly_masked := learned is not None and 0 < learned["start"] != len(row.get("prompt_ids") or ()):
-        prompt = digest(list(learned["ids"][: learned["start"]]))
+        prompt = _digest(list(learned["ids"][: learned["start"]]))
     task = digest(row["task"]) if known_id(row.get("task")) else prompt
     if is_evaluation:
         if is_first and task is not None:
             found.evaluated.setdefault(task, where)
         return
     found.rows += 1
-    found.named_tasks |= known_id(row.get("task")) and found.name not in TASKS_OF_TEXT
+    found.named_tasks |= known_id(row.get("task")) and not found.traits.tasks_are_texts
     found.of_groups |= has_group
     if is_first and task is not None:
         found.tasks.setdefault(task, where)
@@ -281,7 +287,7 @@ def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_
         where,
         prompt,
         task,
-        digest(ids) if is_ids else digest(text) if text is not None else None,
+        _digest(ids) if is_ids else _digest(text),
         log_p,
         len(ids) if is_ids else len(text or ""),
         (text or "")[:KEPT_TEXT],
@@ -313,6 +319,10 @@ def _prompt(row: Row) -> Any:
 
 
 def _digest(value: Any) -> bytes | None:
+    """Of ids, a text or messages. Ids are not written as text, which takes three times as long."""
+    if isinstance(value, list):
+        with suppress(TypeError, OverflowError):  # no ids
+            return blake2b(array("i", value).tobytes(), digest_size=16).digest()
     return None if value is None else digest(value)
 
 

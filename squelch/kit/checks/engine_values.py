@@ -17,12 +17,13 @@ from squelch.kit.checks.result import Result, Size
 from squelch.kit.checks.temperature import MARGIN
 from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing
 from squelch.kit.checks.weights_data import Sample
+from squelch.kit.diagnosis.uncertainty import t_quantile
 
 FLOAT32_ERROR = 2e-3
 """Root mean square, nats a token, that no engine in float32 reaches; bfloat16's is above."""
 LARGEST_KL = 0.01
 """Nats a token."""
-SIGMAS = 4.0
+FALSE_RATE = 1e-4
 NO_VALUES = "log-probabilities of the sampled tokens, recorded by the engine"
 
 
@@ -129,4 +130,5 @@ def _divergence(engine: np.ndarray, trainer: np.ndarray, clusters: np.ndarray) -
         return 0.0, mean, None
     sums = np.bincount(owner, weights=terms - mean)
     error = float(np.sqrt(num / (num - 1) * (sums @ sums))) / len(terms)
-    return max(0.0, mean - SIGMAS * error), mean, mean + SIGMAS * error
+    reach = t_quantile(1 - FALSE_RATE, num - 1) * error
+    return max(0.0, mean - reach), mean, mean + reach

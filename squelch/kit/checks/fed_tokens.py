@@ -21,6 +21,7 @@ import numpy as np
 
 from squelch.kit.checks.result import show
 from squelch.kit.findings.view import MOST_EXAMPLES, Example
+from squelch.kit.readers.format_rows import marks_of
 
 UNLIKELY = -1.0
 """Nats; the two engines differ by hundredths of it on a token that is certain for one."""
@@ -60,10 +61,10 @@ class Fed:
             return
         self.rollouts += 1
         self.tokens += len(said["ids"])
-        mask = np.fromiter(map(bool, said["mask"]), bool, len(said["mask"]))
+        mask = np.frombuffer(marks_of(said["mask"]), bool)
         if said["sampled"] is not None:
             self.how = "marks"
-            sampled = np.fromiter(said["sampled"], bool, len(mask))
+            sampled = np.frombuffer(marks_of(said["sampled"]), bool)
             self._count(mask & ~sampled, sampled & ~mask, where)
             return
         drawn = numbers_of(said["logprobs"])
@@ -89,17 +90,22 @@ class Fed:
 
     def _ends(self, ids: Sequence[int], mask: np.ndarray, zero: np.ndarray, is_whole: bool, where: str) -> None:
         """Counts what follows the ids with which rollouts end, within a run of learned tokens."""
-        numbers = np.asarray(ids)
-        inside = np.flatnonzero(mask[:-1] & mask[1:])
-        learned = np.flatnonzero(mask)
+        numbers, certain = np.array(ids, np.int32), zero & mask
+        inside, learned = np.flatnonzero(mask[:-1] & mask[1:]), np.flatnonzero(mask)
         if is_whole and len(learned):
             last = int(numbers[learned[-1]])
             self.whole += 1
             if last in self.ends or len(self.ends) < MOST_ENDS:
                 self.ends[last] += 1
-        stops = np.append(np.flatnonzero(~(zero & mask)), len(mask))
+        usual = [one for one, count in self.ends.items() if 2 * count >= self.whole]
+        if not certain.any():
+            self.others += len(learned)
+            for end in usual:
+                self.after_end[end] += int((numbers[inside] == end).sum())
+            return
+        stops = np.append(np.flatnonzero(~certain), len(mask))
         edges = np.zeros(len(mask) + 1, int)
-        for end in [one for one, count in self.ends.items() if 2 * count >= self.whole]:
+        for end in usual:
             begins = 1 + inside[numbers[inside] == end]
             stretches = stops[np.searchsorted(stops, begins)] - begins
             self.after_end[end] += len(begins)
@@ -111,7 +117,7 @@ class Fed:
             for begin, stretch in zip(begins[:MOST_EXAMPLES], stretches, strict=False):
                 show(self.examples, "after_end", where, f"{stretch} tokens after the end token {end}, at {begin}")
         fed = edges[:-1].cumsum() > 0
-        own = zero & mask & ~fed
+        own = certain & ~fed
         self.others += int((mask & ~fed).sum())
         self.zero += int(own.sum())
         self.zero_twice += int((own[1:] & own[:-1]).sum())

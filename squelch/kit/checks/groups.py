@@ -7,43 +7,30 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from squelch.kit.checks.chance import BY_CHANCE
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
 from squelch.kit.checks.result import Result, Size, examples
 
-WHOLE_GROUPS = ("trl", "verl", "nemo_rl", "slime", "squelch", "art")
-"""Formats whose files hold each group of a step whole, failures included."""
-STREAMED = ("verifiers",)
-"""Formats whose rows are written as rollouts end: at the end of the file groups are in flight, and cancelled rollouts
-leave no row."""
-LAST_ROWS = ("trl",)
-"""Formats whose steps hold the last rows of a batch's number: those of an evaluation push out the first of training."""
-ONE_PROMPT = ("verl", "slime", "columns")
-"""Formats in which a group has one prompt; an agent's rollouts may begin with different ones, and then a format's own
-names of tasks are compared. AReaL's prompts hold what was sampled in earlier turns."""
-TEMPERED = ("squelch",)
-"""Formats whose log-probabilities are those of the distribution that was sampled."""
 FEWEST_GROUPS = 4
 """Groups of equal size from which on that size is the usual one."""
 USUAL = 0.8
 """Share of the groups that have the usual size."""
-BY_CHANCE = 1e-3
-"""Chance of a fault that the check of equal completions has in a healthy run."""
 
 
 def group_sizes(found: Collected, claims: Claims) -> Result:
     """Groups with another number of rollouts than the others of their step."""
-    name, groups = "group_sizes", list(found.groups.values())
-    if found.name not in (*WHOLE_GROUPS, *STREAMED):
+    name, groups, traits = "group_sizes", list(found.groups.values()), found.traits
+    if not traits.groups:
         needs = "files whose groups are whole by their format"
         return Result(name, "unknown", "These files need not hold whole groups", needs=needs)
     last = max((group.step or 0 for group in groups), default=0)
-    ended = [group for group in groups if found.name not in STREAMED or (group.step or 0) < last]
+    ended = [group for group in groups if traits.groups != "streamed" or (group.step or 0) < last]
     usual = claims.group_size or _usual([len(group.members) for group in ended])
     by_step: dict[int | None, list[Group]] = {}
     for group in ended:
         by_step.setdefault(group.step, []).append(group)
-    if found.name in LAST_ROWS and usual is not None:
+    if traits.last_rows and usual is not None:
         rows = Counter(_rows(own) for own in by_step.values()).most_common(1)[0][0]
         by_step = {step: own for step, own in by_step.items() if not _ends_with_an_evaluation(own, rows, usual)}
         ended = [group for own in by_step.values() for group in own]
@@ -61,7 +48,7 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
         (group.where, f"{len(group.members)} of {size} rollouts{_other_half(group, wrong)}") for group, size in wrong
     )
     says = f"{len(wrong)} of {len(ended)} groups have not {usual} rollouts, as the others have"
-    if found.name in STREAMED and not _at_ends(by_step, [group for group, _ in wrong]):
+    if traits.groups == "streamed" and not _at_ends(by_step, [group for group, _ in wrong]):
         needs = "rows of rollouts that were cancelled, which these files do not hold"
         return Result(name, "unknown", says, len(wrong), len(ended), needs=needs)
     return Result(
@@ -151,7 +138,7 @@ def _not_probabilities(found: Collected, claims: Claims, members: Sequence[Membe
     """What is missing to know how probable the completions were; None if nothing is."""
     if sum(one.log_p is not None for one in members) < len(members) / 2:
         return "the log-probability of each token"
-    if found.name in TEMPERED:
+    if found.traits.tempered:
         return None
     if claims.temperature != 1.0 or claims.top_p is None:
         sampler = "at other settings the recorded log-probabilities need not be the sampler's"
@@ -181,7 +168,7 @@ def _limit(chances: Sequence[tuple[int, float | None]]) -> float:
 def mixed_groups(found: Collected, claims: Claims) -> Result:
     """Groups whose rollouts begin with different prompts."""
     name = "mixed_groups"
-    if not found.of_groups or not (found.named_tasks or found.name in ONE_PROMPT):
+    if not found.of_groups or not (found.named_tasks or found.traits.one_prompt):
         needs = "ids of groups, of rollouts that begin with the prompt of their task"
         return Result(name, "unknown", "These files name no group, or an agent may begin differently", needs=needs)
     tasks = [(group, {one.task for one in group.members.values()} - {None}) for group in found.groups.values()]

@@ -18,6 +18,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
+from squelch.kit.checks.chance import BY_CHANCE, log_tail
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected
 from squelch.kit.checks.result import Result, Size, examples
@@ -27,16 +28,12 @@ from squelch.kit.untrusted.decoder_process import bounded_reading
 
 COLUMNS = ("prompt", "input", "messages", "question", "problem", "instruction")
 """Columns of a file of prompts, in this order."""
-DROPPING = ("verl", "nemo_rl", "slime", "areal")
-"""Trainers that may sample dynamically and then keep no group that they dropped."""
 BEGINNING = 24
 """Characters of a prompt by which it is looked for."""
 EVEN = 0.9
 """Share of the prompts that are played equally often in a run whose epochs play each once; of a run that draws with
 replacement, about half."""
 FEWEST = 20
-BY_CHANCE = 1e-3
-"""Chance of a fault in a healthy run whose epochs each leave out the rest that fills no step."""
 
 
 def prompts_lost(
@@ -70,7 +67,7 @@ def prompts_lost(
     if total < len(wanted) or even < EVEN or len(wanted) < FEWEST:
         needs = "a finished epoch in which each prompt is played once, or the order of the prompts"
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
-    if found.name in DROPPING and claims.dynamic_sampling is not False:
+    if found.traits.drops_groups and claims.dynamic_sampling is not False:
         needs = "--claim dynamic_sampling=false: what is dropped is not in these files"
         return Result(name, "unknown", says, len(never), len(wanted), needs=needs)
     size = Counter(len(own) for own in steps.values()).most_common(1)[0][0]
@@ -92,14 +89,10 @@ def evenness(counts: Mapping[int, int], of: int) -> tuple[int, float]:
 
 def exceeds(never: int, of: int, size: int, played: int) -> bool:
     """Whether more prompts were never played than epochs leave out that end with the last whole step of `size` prompts
-    and draw an order of their own: by Chernoff's bound, with an error of `BY_CHANCE`."""
+    and draw an order of their own, with an error of `BY_CHANCE`."""
     rest = of % size
     chance = (rest / of) ** max(1, played // max(1, of - rest))
-    share = never / of
-    if share <= chance:
-        return False
-    other = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
-    return not chance or of * (share * math.log(share / chance) + other) >= -math.log(BY_CHANCE)
+    return log_tail(never, of, chance) <= math.log(BY_CHANCE)
 
 
 def _shown(data: Path, texts: Sequence[str], lost: Sequence[str]) -> tuple[Example, ...]:
@@ -164,10 +157,13 @@ def _within(text: str, by_beginning: Mapping[str, Mapping[int, Mapping[str, int]
 
 
 def _in_order(steps: Mapping[int, Sequence[int]]) -> bool:
-    """Whether each step's prompts stand after those of the step before, but for the begin of an epoch."""
+    """Whether each step's prompts stand after those of the step before, but for the begin of an epoch, and hardly by
+    chance."""
     ends = [(min(own), max(own)) for own in steps.values()]
     later = [now[0] > before[1] for before, now in pairwise(ends)]
-    return len(later) >= 3 and sum(later) >= 0.9 * len(later)
+    sizes = [len(set(own)) for own in steps.values()]
+    by_chance = sum(math.lgamma(size + 1) for size in sizes) - math.lgamma(sum(sizes) + 1)  # log: one order of all
+    return len(later) >= 3 and sum(later) >= 0.9 * len(later) and by_chance <= math.log(BY_CHANCE)
 
 
 def _gap(steps: Mapping[int, Sequence[int]]) -> tuple[int, int, int] | None:

@@ -6,17 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from squelch.kit.checks.chance import BY_CHANCE, log_tail
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
 from squelch.kit.checks.result import Result, Size, examples
-from squelch.kit.diagnosis.uncertainty import wilson_interval
 
-EVERY_TOKEN = ("areal", "skyrl")
-"""Formats whose text has the end token, so that an empty one says that nothing was sampled."""
-EACH_SCORED = ("trl", "verl", "verl_validation", "nemo_rl", "areal", "slime", "skyrl", "verifiers", "squelch", "art")
-"""Formats of trainers, which learn from each rollout's reward; elsewhere a score may be given to some alone."""
-UNSCORABLE = ("trl",)
-"""Trainers that learn nothing from a rollout which no reward function scored, and so give it the advantage 0."""
 SHORT = 300
 """Characters of an error's text, at most."""
 ERROR = re.compile(
@@ -29,8 +23,7 @@ ERROR = re.compile(
 """The beginning of the text of an error."""
 FEWEST_ERRORS, FEWEST_PROMPTS = 3, 3
 EMPTY_SHARE = 0.01
-"""Share of empty texts that a policy may have which ends at once; above it they are failures."""
-FEWEST_EMPTY = 3
+"""Share of its rollouts of a prompt in which a policy may end at once; where more are empty, they are failures."""
 
 
 def rewards_missing(found: Collected, claims: Claims) -> Result:
@@ -41,9 +34,9 @@ def rewards_missing(found: Collected, claims: Claims) -> Result:
         return Result(name, "unknown", "These files hold no rewards", needs="a reward in each row")
     none = [one for one in scored if all(value is None for value in one.rewards.values())]
     none += [one for one in played if not one.rewards]
-    if found.name not in EACH_SCORED:
+    if not found.traits.scores_each:
         none = []
-    if found.name in UNSCORABLE:
+    if found.traits.may_leave_unscored:
         none = [one for one in none if one.advantage != 0.0]
     infinite = [one for one in scored if any(value is not None and math.isinf(value) for value in one.rewards.values())]
     wrong = [*infinite, *none]
@@ -65,8 +58,8 @@ def failures_as_rewards(found: Collected, claims: Claims) -> Result:
     played = [one for one in said if any(value is not None for value in one.rewards.values())]
     if not played:
         return Result(name, "unknown", "No completion with a reward can be read", needs="completions and rewards")
-    nothing = [one for one in played if not one.tokens and (one.is_ids or found.name in EVERY_TOKEN)]
-    empty = [one for one in played if not one.text.strip() and not one.is_ids and found.name not in EVERY_TOKEN]
+    nothing = [one for one in played if not one.tokens and (one.is_ids or found.traits.shows_ends)]
+    empty = [one for one in played if not one.text.strip() and not one.is_ids and not found.traits.shows_ends]
     errors = _errors(played)
     certain = nothing + errors
     if empty and (_are_too_many(empty, played) or _fill_a_group(found.groups.values(), empty)):
@@ -106,15 +99,15 @@ def _total(one: Member) -> float:
 
 
 def _are_too_many(empty: Sequence[Member], played: Sequence[Member]) -> bool:
-    low, _ = wilson_interval(len(empty), len(played))
-    return len(empty) >= FEWEST_EMPTY and low > EMPTY_SHARE
+    return log_tail(len(empty), len(played), EMPTY_SHARE) <= math.log(BY_CHANCE / 2)
 
 
 def _fill_a_group(groups: Iterable[Group], empty: Sequence[Member]) -> bool:
-    """Whether all of a group are empty, while hardly any other completion is."""
-    ids = set(map(id, empty))
-    lists = (group.played for group in groups)
-    return any(len(own) >= FEWEST_EMPTY and all(id(one) in ids for one in own) for own in lists)
+    """Whether all of a group are empty, and it is so large that chance fills none of its size or more."""
+    ids, lists = set(map(id, empty)), [group.played for group in groups]
+    largest = max((len(own) for own in lists if own and all(id(one) in ids for one in own)), default=0)
+    as_large = (len(own) for own in lists if len(own) >= largest)
+    return largest > 0 and sum(EMPTY_SHARE**size for size in as_large) <= BY_CHANCE / 2
 
 
 def _what(one: Member) -> str:

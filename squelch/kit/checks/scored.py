@@ -27,6 +27,9 @@ from squelch.kit.untrusted.files import Unreadable, is_file
 TOKEN_BUDGET = 16384
 TOO_LONG = "longer than the model's context"
 UNKNOWN_ID = "a token id outside the model's vocabulary"
+PICTURES = "shows pictures, which are not fed here"
+PLACEHOLDERS = ("image_token_id", "video_token_id")
+"""Settings of a model that name the ids at which pictures stand."""
 
 
 def candidates_in(folder: Path | None, rule: WeightsRule, base: Path | None = None) -> list[Candidate]:
@@ -153,6 +156,9 @@ def _unfit(sample: Sample, scorer: CrossScorer) -> str:
     """Why a sample cannot be scored; empty if it can."""
     if sample.cost > scorer.context_length:
         return TOO_LONG
+    config = scorer.model.config.to_dict()
+    if np.isin((*sample.prompt, *sample.completion), [config[name] for name in PLACEHOLDERS if name in config]).any():
+        return PICTURES
     largest = max(int(sample.prompt.max()), int(sample.completion.max()))
     smallest = min(int(sample.prompt.min()), int(sample.completion.min()))
     known = int(scorer.model.config.get_text_config().vocab_size)

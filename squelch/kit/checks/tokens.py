@@ -13,8 +13,6 @@ FEWEST_ENDS, MOST_OTHERS = 8, 0.2
 CERTAIN, MOST_INDEPENDENT = 1e-6, 3
 """Chance that a policy is certain of as many tokens in a row as follow each end token; and how many of these are taken
 as independent of each other."""
-EXACT = ("squelch", "verifiers")
-"""Formats in which a sampled token without loss is never meant: the others may leave out off-policy ones."""
 
 
 def fed_tokens_learned(found: Collected, claims: Claims) -> Result:
@@ -63,7 +61,7 @@ def sampled_tokens_unlearned(found: Collected, claims: Claims) -> Result:
         return Result(name, "sound", f"Every sampled token of {fed.rollouts} rollouts is learned", of=fed.rollouts)
     says = f"{fed.left} sampled tokens of {fed.left_rollouts} rollouts are not under the loss"
     shown = tuple(fed.examples.get("left", ()))
-    if found.name not in EXACT:
+    if not found.traits.learns_all:
         needs = "whether the loss is meant to leave them out, as off-policy or overlong ones"
         return Result(name, "unknown", says, fed.left_rollouts, fed.rollouts, examples=shown, needs=needs)
     size = Size.share(fed.left_rollouts, fed.rollouts, "rollouts")

@@ -8,8 +8,9 @@
 | `temperature` … | `temperature.py` |
 | `precision`, `engine_against_trainer` | `engine_values.py` |
 
-A healthy run fails one of `stale_weights`, `recorded_versions` and `adapter_not_applied` in at most `FALSE_RATE` of all
-cases: the evidence that a comparison needs is the larger the more there are. Pure.
+By chance a healthy run is at fault in at most `FALSE_RATE` of all cases for `stale_weights`, in as many for
+`recorded_versions`, and in half as many for `adapter_not_applied`: the more comparisons, the more evidence each needs.
+Pure.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from squelch.kit.checks.fed_tokens import numbers_of
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
+from squelch.kit.readers.format import Format, Traits
 from squelch.kit.readers.format_rows import Row, is_ids
-from squelch.kit.readers.formats import Format
 from squelch.kit.readers.weights import WeightsRule
 
 if TYPE_CHECKING:
@@ -32,19 +32,8 @@ if TYPE_CHECKING:
 
     from squelch.kit.checks.claims import Claims
 
-COUNT_AS_CHECKPOINTS = frozenset({"verifiers", "areal"})
-"""Formats whose recorded versions the rule of their checkpoints counts too. slime counts the engine's updates."""
-RULES: Mapping[str, WeightsRule] = {"squelch": WeightsRule("step-{}", -1), "columns": WeightsRule("checkpoint-{}", 0)}
-"""Rules of formats that have none of their own. Squelch counts versions apart from steps: a step without signal
-publishes none, and leaves the weights as they were. The step of a table of anybody's is the number of its checkpoint,
-as of the ids that a reward function of TRL keeps (docs/guide/use-with-other-trainers.md)."""
-RAW_PROMPTS = frozenset({"trl", "columns"})
-"""Formats whose prompts, if they are text, are encoded with the special tokens that the tokenizer adds."""
 CHARACTERS = 4
 """Of a token, about."""
-STALE_BY_DEFAULT: Mapping[str, int] = {"slime": 1}
-"""Steps by which the rows of a healthy run may be late where nothing claims a staleness: slime has an asynchronous
-script and says nowhere which one ran."""
 TRAINERS = "files of a trainer that numbers its checkpoints, or token ids"
 
 
@@ -87,7 +76,7 @@ class WeightRows:
         self._most_tokens, self._seed = most_tokens or MOST_TOKENS, seed
         self._rule: WeightsRule | None = None
         self._staleness = 0
-        self._counts_versions = self._prompts_are_raw = False
+        self._traits = Traits()
         self._unrendered: dict[str, tuple[Any, Any]] = {}
         """Messages and tools of prompts, by the sample's row."""
         self._draw: Draw | None = None
@@ -131,10 +120,8 @@ class WeightRows:
 
     def _begin(self, found: Format | None) -> None:
         if found is not None:
-            self._rule = found.weights or RULES.get(found.name)
-            self._staleness = STALE_BY_DEFAULT.get(found.name, 0)
-            self._counts_versions = found.name in COUNT_AS_CHECKPOINTS
-            self._prompts_are_raw = found.name in RAW_PROMPTS
+            self._rule, self._traits = found.weights or found.traits.checkpoints, found.traits
+            self._staleness = found.traits.staleness
         if self._claims.max_staleness is not None:
             self._staleness = self._claims.max_staleness
         saved = set[int]()
@@ -152,7 +139,7 @@ class WeightRows:
         if self._rule is None:
             return None, False
         initial, versions = self._rule.first - 1, row.get("versions")
-        if self._counts_versions and versions and None not in versions:
+        if self._traits.versions_are_checkpoints and versions and None not in versions:
             first, last = (max(initial, self._rule.sampled_by(one)) for one in versions)
             return (min(first, last), max(first, last)), True
         if (step := row.get("step")) is None:
@@ -171,7 +158,7 @@ class WeightRows:
             if not exact and isinstance(row.get("completion"), str):
                 completion = encode(row["completion"], add_special_tokens=False).ids
             if not fed and isinstance(said, str):
-                prompt = encode(said, add_special_tokens=self._prompts_are_raw).ids
+                prompt = encode(said, add_special_tokens=self._traits.raw_prompts).ids
             if not fed and _are_messages(said):
                 self._unrendered[name] = said, row.get("tools")
                 prompt = [0] * (1 + len(str(said)) // CHARACTERS)

@@ -32,7 +32,8 @@ from pathlib import Path
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import duration
-from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of
+from squelch.kit.readers.format import Format
+from squelch.kit.readers.formats import FORMATS, format_named, format_of
 from squelch.kit.readers.rows import MOST_STEPS, FileSteps, steps_and_starts, steps_in
 from squelch.kit.untrusted.files import Unreadable, is_file, state
 

@@ -1,5 +1,6 @@
 """Readers of the files that other trainers write (docs/guide/use-with-other-trainers.md).
 
+format          what is said of a format: its files, its origin, its traits
 formats         how each trainer's files are recognised, what they hold, which weights sampled them
 format_rows, message_graph, chat_rows, trajectory_rows    what a record of each holds, as rows
 harbor_trials   the trajectories beside a trial's result

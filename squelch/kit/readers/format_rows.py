@@ -63,6 +63,8 @@ NO_REWARDS = frozenset(
     | {"id", "index", "idx", "trajectory"}
 )
 """Columns whose numbers are no rewards."""
+TRUE = b"\0" + 255 * b"\1"
+"""Of each byte, whether it counts as true."""
 PADDING_OF_VERL = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
 """Keys of the empty rows by which verl fills up a batch."""
 
@@ -315,7 +317,7 @@ def turns_of_ids(
     `of_tokens`: values of a row's key for each of `ids`, or one for all; `learned`: that key of the first row."""
     turn, group, rollout = 0, first([shared.get("group")]), first([shared.get("rollout"), where])
     of_tokens = {key: values for key, values in (of_tokens or {}).items() if _fits(values, len(ids))}
-    marks, start = bytes(map(bool, mask)) + b"\0", 0
+    marks, start = marks_of(mask) + b"\0", 0
     while (start := marks.find(1, start)) >= 0:
         end = marks.find(0, start)
         group = digest_of(ids[:start]) if group is None else group
@@ -331,6 +333,14 @@ def turns_of_ids(
         turn, start = turn + 1, end
     if not turn:
         yield LeftOut("nothing was sampled")
+
+
+def marks_of(mask: Sequence[Any]) -> bytes:
+    """A byte for each value: 1 for what counts as true, else 0."""
+    try:
+        return bytes(mask).translate(TRUE)
+    except (TypeError, ValueError):  # not all are numbers of one byte
+        return bytes(map(bool, mask))
 
 
 def _fits(values: Any, count: int) -> bool:

@@ -46,14 +46,14 @@ Invariants:
 
 - A format is recognised by its columns, and where two match, or none, the user says which with `--format`.
 - A record may be several rows (turns, agents), or none: then the format says why, and the reason is counted.
-- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in a module beside `format_rows.py`.
+- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS`, which has its traits, and its function in a module
+  beside `format_rows.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
@@ -66,87 +66,10 @@ from squelch.kit.readers import (
     message_graph,
     trajectory_rows,
 )
-from squelch.kit.readers.format_rows import LeftOut, Row
-from squelch.kit.readers.records import SUFFIXES, Record, columns_of
+from squelch.kit.readers.format import OF_IDS, Format, Origin, Traits
+from squelch.kit.readers.records import SUFFIXES, columns_of
 from squelch.kit.readers.weights import WeightsRule
 from squelch.kit.untrusted.files import is_file, is_folder, shortened
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A format's row, in Markdown, in the table of docs/guide/use-with-other-trainers.md, which `docs.writers.formats`
-    writes. The sampled step stands there by the format's rule of weights."""
-
-    program: str
-    """Who writes such files, with the release, or the commit, whose files are read."""
-    setting: str
-    """What makes it write them; empty if nothing needs to be set."""
-    file: str
-    known: str
-    """What rows tell, and what they do not."""
-    remark: str = ""
-    """On the sampled step."""
-    by_hand: bool = True
-    """Whether the files by which the reader is tested were made after the program's sources, not by its own writer."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """The form in which a trainer writes its samples."""
-
-    name: str
-    """As `--format` takes it."""
-    needs: tuple[frozenset[str], ...]
-    """A file is of this format if it has all columns of one of these sets; none if only `--format` selects it."""
-    rows: Callable[[Record, str], Iterator[Row | LeftOut]]
-    """The rows of a record; its second argument names the record in errors."""
-    weights: WeightsRule | None = None
-    """Which checkpoint sampled a step; None if the trainer's files do not say."""
-    step_in_path: re.Pattern[str] | None = None
-    """Finds the step in a part of the path, where records do not hold it, or to compare."""
-    files: str = "**/*.jsonl"
-    """The samples in a trainer's folder, as a glob pattern."""
-    evaluation: re.Pattern[str] | None = None
-    """Names of files whose rows the checkpoint of the same number sampled, after the step's update."""
-    columns: frozenset[str] | None = None
-    """The columns that are read of a table; None for all."""
-    origin: Origin | None = None
-    """None for files of any origin."""
-    is_general: bool = False
-    """Whether a file is of this format only if its columns are of no other."""
-    beside: Callable[[Path], Record] | None = None
-    """What stands beside a file and belongs to each of its records."""
-    layout: tuple[str, ...] = ()
-    """Glob patterns of paths that show a folder to be of this format."""
-    without: frozenset[str] = frozenset()
-    """Names of folders, within a folder of samples, that hold none."""
-
-    def matches(self, columns: tuple[str, ...]) -> bool:
-        """Whether a file with these columns is of this format."""
-        return any(needed <= set(columns) for needed in self.needs)
-
-    def laid_out_in(self, folder: Path) -> bool:
-        """Whether a folder has this format's layout."""
-        return any(any(folder.glob(pattern)) for pattern in self.layout)
-
-    def step_of(self, path: Path) -> int | None:
-        """The step that the path names, the last of its parts first; None if it names none."""
-        if self.step_in_path is not None:
-            for part in reversed(path.parts):
-                if found := self.step_in_path.search(part):
-                    return int(found[1])
-        return None
-
-    def evaluates(self, path: Path) -> bool:
-        """Whether the rows of this file are an evaluation's."""
-        return self.evaluation is not None and self.evaluation.search(path.name) is not None
-
-    def rule_for(self, path: Path) -> WeightsRule | None:
-        """The weights' rule of this file's rows: evaluations are sampled by the checkpoint of their own step."""
-        if self.weights is None or not self.evaluates(path):
-            return self.weights
-        return WeightsRule(self.weights.folder, 0, self.weights.first)
-
 
 SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json")
 """Files of a folder that `save_to_disk` wrote."""
@@ -168,6 +91,16 @@ FORMATS = {
                 "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
                 by_hand=False,
             ),
+            traits=Traits(
+                frozenset({"rewards", "answers", "advantages", "prompts"}),
+                groups="whole",
+                names_groups=False,
+                scores_each=True,
+                last_rows=True,
+                may_leave_unscored=True,
+                rules_are_known=True,
+                raw_prompts=True,
+            ),
         ),
         Format(
             "verl",
@@ -181,6 +114,13 @@ FORMATS = {
                 "`trainer.rollout_data_dir`",
                 "`N.jsonl`",
                 "text without special tokens, all turns in one; score",
+            ),
+            traits=Traits(
+                frozenset({"rewards", "answers", "prompts", "tokens"}),
+                groups="whole",
+                one_prompt=True,
+                drops_groups=True,
+                scores_each=True,
             ),
         ),
         Format(
@@ -196,6 +136,7 @@ FORMATS = {
                 "`N.jsonl`, with the same columns: say `--format`",
                 "as above",
             ),
+            traits=Traits(scores_each=True),
         ),
         Format(
             "verifiers",
@@ -210,6 +151,12 @@ FORMATS = {
                 "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
                 remark=" (N: the policy's version)",
                 by_hand=False,
+            ),
+            traits=Traits(
+                OF_IDS | {"advantages", "tasks", "evaluations", "text of ids", "messages of ids"},
+                groups="streamed",
+                scores_each=True,
+                versions_are_checkpoints=True,
             ),
         ),
         Format(
@@ -227,6 +174,14 @@ FORMATS = {
                 "ids with log-probabilities and advantages, turns; reward; no group",
                 remark="; `val_data_stepN`: `step_N`",
             ),
+            traits=Traits(
+                OF_IDS | {"advantages", "evaluations", "trained logprobs"},
+                groups="whole",
+                names_groups=False,
+                tasks_are_texts=True,
+                drops_groups=True,
+                scores_each=True,
+            ),
         ),
         Format(
             "areal",
@@ -240,6 +195,13 @@ FORMATS = {
                 "`rollout.dump_to_file=true`, `rollout.tokenizer_path`",
                 "`rollout/N/TASK.jsonl`: give the folder",
                 "text with special tokens, one turn, reward, group, versions",
+            ),
+            traits=Traits(
+                frozenset({"rewards", "answers", "prompts", "tokens", "rendered prompts"}),
+                drops_groups=True,
+                scores_each=True,
+                shows_ends=True,
+                versions_are_checkpoints=True,
             ),
         ),
         Format(
@@ -256,6 +218,14 @@ FORMATS = {
                 "a pickle, which is not read: convert it (below)",
                 "ids with log-probabilities, turns, reward, group, versions, failures",
             ),
+            traits=Traits(
+                OF_IDS | {"evaluations", "text of ids"},
+                groups="whole",
+                one_prompt=True,
+                drops_groups=True,
+                scores_each=True,
+                staleness=1,
+            ),
         ),
         Format(
             "skyrl",
@@ -270,6 +240,7 @@ FORMATS = {
                 "`dumped_evals/global_step_N_evals/`: evaluations only",
                 "text with special tokens, score",
             ),
+            traits=Traits(frozenset({"rewards", "answers", "rendered prompts"}), scores_each=True, shows_ends=True),
         ),
         Format(
             "chat",
@@ -283,6 +254,7 @@ FORMATS = {
                 "(`--turns all`); columns of numbers as rewards; group: `prompt_id`, or the same beginning",
             ),
             is_general=True,
+            traits=Traits(frozenset({"answers", "prompts"})),
         ),
         Format(
             "atif",
@@ -296,6 +268,7 @@ FORMATS = {
                 "each step of an agent: ids with log-probabilities, else messages; tools; no reward",
                 by_hand=False,
             ),
+            traits=Traits(frozenset({"logprobs", "prompts of turns"})),
         ),
         Format(
             "harbor",
@@ -312,6 +285,7 @@ FORMATS = {
             beside=harbor_trials.trajectories_beside,
             layout=("trial.log", "*/trial.log"),
             without=frozenset({"agent", "artifacts", "steps", "user-agent", "verifier"}),
+            traits=Traits(frozenset({"rewards", "logprobs", "prompts of turns"})),
         ),
         Format(
             "squelch",
@@ -330,6 +304,14 @@ FORMATS = {
                 "ids with log-probabilities, turns, return, group, versions, failures",
                 by_hand=False,
             ),
+            traits=Traits(
+                OF_IDS | {"tasks", "evaluations"},
+                groups="whole",
+                scores_each=True,
+                learns_all=True,
+                tempered=True,
+                checkpoints=WeightsRule("step-{}", -1),
+            ),
         ),
         Format(
             "inspect_ai",
@@ -343,6 +325,7 @@ FORMATS = {
                 "messages, tools, turns, epochs as a group, each score, limits, failures; no ids or pictures",
                 by_hand=False,
             ),
+            traits=Traits(frozenset({"rewards"})),
         ),
         Format(
             "art",
@@ -363,6 +346,11 @@ FORMATS = {
                 "versions, failures",
                 by_hand=False,
             ),
+            traits=Traits(
+                frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"}),
+                groups="whole",
+                scores_each=True,
+            ),
         ),
         Format(
             "nemo_gym",
@@ -377,6 +365,7 @@ FORMATS = {
                 "`output_jsonl_fpath`",
                 "as `art`, without versions",
             ),
+            traits=Traits(frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"})),
         ),
         Format(
             "swe_agent",
@@ -403,7 +392,18 @@ FORMATS = {
                 "each call alone: text or messages, tools, failures; scores if its page exported it; no ids",
             ),
         ),
-        Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),
+        Format(
+            "columns",
+            (),
+            format_rows.columns,
+            columns=format_rows.KNOWN_COLUMNS,
+            traits=Traits(
+                frozenset({"answers", "prompts", "tokens", "ids", "rendered prompts", "prompts of turns"}),
+                one_prompt=True,
+                raw_prompts=True,
+                checkpoints=WeightsRule("checkpoint-{}", 0),
+            ),
+        ),
     )
 }
 """By name. `columns` are the ones of docs/guide/use-with-other-trainers.md, in a file of any origin."""

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.kit.base.values import digest, first, known_id
+from squelch.kit.readers.format import Format
 from squelch.kit.readers.format_rows import GROUP_COLUMNS, NO_REWARDS, as_float
-from squelch.kit.readers.formats import FORMATS, Format, format_named
+from squelch.kit.readers.formats import FORMATS, format_named
 from squelch.kit.readers.records import Record
 from squelch.kit.readers.rows import Read, Rows
 from squelch.kit.untrusted.decoder_process import bounded_reading

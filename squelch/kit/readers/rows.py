@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import known_id
+from squelch.kit.readers.format import Format
 from squelch.kit.readers.format_rows import LeftOut, Row, fits_columns, step_of
-from squelch.kit.readers.formats import Format, files_of, recognised
+from squelch.kit.readers.formats import files_of, recognised
 from squelch.kit.readers.records import Record, columns_of, records
 from squelch.kit.untrusted.files import is_folder, shortened
 

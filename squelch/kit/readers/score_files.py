@@ -21,8 +21,9 @@ from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.values import digest, known_id
+from squelch.kit.readers.format import Format
 from squelch.kit.readers.format_rows import LARGEST_ID, NEEDED, column_of, is_ids, is_sample, whole
-from squelch.kit.readers.formats import Format, format_named
+from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.kit.readers.records import SUFFIXES, suffix_of
 from squelch.kit.readers.rows import Rows

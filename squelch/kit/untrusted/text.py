@@ -18,6 +18,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
+from pydantic_core import from_json
+
 from squelch.kit.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text, text_of
 
 MAX_RECIPE = MIB
@@ -56,6 +58,17 @@ def parse_json(data: bytes, where: str) -> Any:
 
     Raises Unreadable, whose text begins with `where`.
     """
+    try:
+        found = from_json(data, cache_strings="keys")  # in a fifth of the time of Python's own parser
+    except ValueError:
+        found = _read_by_python(data, where)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and depth_exceeds(found, MAX_DEPTH):
+        raise Unreadable(_too_deep(where))
+    return found
+
+
+def _read_by_python(data: bytes, where: str) -> Any:
+    """What `from_json` refuses and Python reads (numbers of many digits, a hundred levels); else why it is refused."""
     text = text_of(data, where)
     try:
         found = json.loads(text)
@@ -63,9 +76,7 @@ def parse_json(data: bytes, where: str) -> Any:
         raise Unreadable(_too_deep(where)) from error
     except ValueError as error:
         raise Unreadable(f"{where}: not JSON ({reason(error)})") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH and depth_exceeds(found, MAX_DEPTH):
-        raise Unreadable(_too_deep(where))
-    if _SURROGATE.search(text):
+    if _SURROGATE.search(text) and not depth_exceeds(found, MAX_DEPTH):
         _require_unicode(json.dumps(found, ensure_ascii=False), where)
     return found
 

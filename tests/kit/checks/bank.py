@@ -352,6 +352,37 @@ def _art(one: Rollout) -> dict[str, Any]:
     }
 
 
+def chat(folder: Path, rollouts: list[Rollout]) -> Path:
+    rows = [
+        {
+            "messages": [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.text}],
+            "prompt_id": one.group,
+            "step": one.step,
+            "right": one.reward,
+        }
+        for one in rollouts
+        if not one.validation
+    ]
+    return jsonl(folder / "conversations.jsonl", rows)
+
+
+def columns(folder: Path, rollouts: list[Rollout]) -> Path:
+    rows = [
+        {
+            "step": one.step,
+            "group_id": one.group,
+            "prompt": one.prompt,
+            "prompt_ids": one.prompt_ids,
+            "completion": one.text,
+            "completion_ids": one.parts[0][0],
+            "right": one.reward,
+        }
+        for one in rollouts
+        if not one.validation
+    ]
+    return jsonl(folder / "rows.jsonl", rows)
+
+
 WRITERS: dict[str, Callable[[Path, list[Rollout]], Path]] = {
     "trl": trl,
     "verl": verl,
@@ -362,4 +393,6 @@ WRITERS: dict[str, Callable[[Path, list[Rollout]], Path]] = {
     "verifiers": verifiers,
     "squelch": squelch,
     "art": art,
+    "chat": chat,
+    "columns": columns,
 }

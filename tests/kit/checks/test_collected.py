@@ -41,8 +41,8 @@ def test_of_turns_in_any_order_the_first_is_the_rollout_and_may_be_sampled(tmp_p
 
 def test_the_prompt_of_a_later_turn_is_not_digested_where_its_group_is_known(tmp_path: Path, monkeypatch) -> None:
     """Together the prompts of a long rollout grow with the square of its turns."""
-    digested, digest = [], collected.digest
-    monkeypatch.setattr(collected, "digest", lambda value: digested.append(value) or digest(value))
+    digested, digest = [], collected._digest
+    monkeypatch.setattr(collected, "_digest", lambda value: digested.append(value) or digest(value))
     collect(jsonl(tmp_path / "rows.jsonl", list(calls())))
     assert {len(one) for one in digested if isinstance(one, list) and isinstance(one[0], int) and one[0] == 9} == {2}
 

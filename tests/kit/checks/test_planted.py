@@ -93,7 +93,7 @@ PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
         cut_groups, "group_sizes", ("trl", "verl", "nemo_rl", "slime", "squelch", "art", "verifiers")
     ),
     "a group under two ids": (split_group, "group_sizes", ("verl", "slime", "squelch")),
-    "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "verifiers")),
+    "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "verifiers", "columns")),
     "one seed for a group": (one_seed, "equal_completions", ("squelch", "verifiers", "nemo_rl", "slime", "art")),
     "a training prompt in validation": (leak, "validation_leak", ("squelch", "verifiers", "nemo_rl", "slime")),
     "a reward that is missing": (
@@ -101,9 +101,9 @@ PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
         ("trl", "verl", "nemo_rl", "areal", "slime", "skyrl", "verifiers", "squelch", "art"),
     ),
     "errors as answers": (
-        errors, "failures_as_rewards", ("trl", "verl", "areal", "skyrl", "slime", "verifiers")
+        errors, "failures_as_rewards", ("trl", "verl", "areal", "skyrl", "slime", "verifiers", "chat", "columns")
     ),
-    "nothing as an answer": (empty_group, "failures_as_rewards", ("trl", "verl", "areal", "skyrl")),
+    "nothing as an answer": (empty_group, "failures_as_rewards", ("trl", "verl", "areal", "skyrl", "chat")),
     "advantages of another group": (swapped_advantages, "advantages", ("trl", "nemo_rl", "verifiers")),
     "tool tokens learned": (all_learned, "fed_tokens_learned", ("squelch", "verifiers", "nemo_rl", "slime")),
     "sampled tokens without loss": (half_learned, "sampled_tokens_unlearned", ("squelch",)),

@@ -12,12 +12,12 @@ from transformers import Qwen2ForCausalLM
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.checks.likelihood import NODE_TEMPERATURES
-from squelch.kit.checks.scored import TOO_LONG, UNKNOWN_ID, candidates_in, score
+from squelch.kit.checks.scored import PICTURES, TOO_LONG, UNKNOWN_ID, candidates_in, score
 from squelch.kit.checks.weights import check_weights
 from squelch.kit.checks.weights_data import HEAD_MASS, Candidate, Sample, Scores, WeightClaims
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.tiny import LENGTH, play, save_training
-from tests.random_model import VOCABULARY
+from tests.random_model import VOCABULARY, random_model
 
 RULE = WeightsRule("checkpoint-{}", -1)
 ROWS = 16
@@ -140,6 +140,15 @@ def test_rows_that_no_model_could_have_sampled_are_left_out_and_counted(run: Pat
     scores = score([long, good, unknown], candidates_in(run, RULE))
     assert [one.row for one in scores.samples] == ["good"]
     assert scores.left_out == {TOO_LONG: 1, UNKNOWN_ID: 1}
+
+
+def test_rows_that_show_pictures_are_left_out_and_counted(tmp_path: Path) -> None:
+    model = random_model()
+    model.config.image_token_id = 5
+    model.save_pretrained(tmp_path / "checkpoint-1")
+    seen = [Sample(f"{prompt}", 1, k, np.array(prompt), np.array([2, 3])) for k, prompt in enumerate(([1, 5], [1, 4]))]
+    scores = score(seen, candidates_in(tmp_path, RULE))
+    assert [one.row for one in scores.samples] == ["[1, 4]"] and scores.left_out == {PICTURES: 1}
 
 
 def test_a_folder_that_is_no_model_is_the_users_error(tmp_path: Path) -> None:

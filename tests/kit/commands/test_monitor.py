@@ -25,7 +25,8 @@ from squelch.cluster.cli import main
 from squelch.kit.base.errors import UserError
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
-from squelch.kit.readers.formats import FORMATS, Format, format_of
+from squelch.kit.readers.format import Format
+from squelch.kit.readers.formats import FORMATS, format_of
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.readers import trainer_files
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 import tracemalloc
 from typing import get_args
@@ -32,6 +33,41 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_plain_data_is_read_as_it_was_written(value: object) -> None:
     assert parse_json(json.dumps(value).encode(), "it") == value
+
+
+PIECES = (
+    *("[", "]", "{", "}", '"', ",", ":", "0", "17", ".", "e", "E", "+", "-", "null", "true", "NaN", "Infinity", "inf"),
+    *(
+        "\\",
+        "\\u",
+        "d800",
+        "0041",
+        "\\n",
+        " ",
+        "\n",
+        "é",
+        "\x00",
+        "\x7f",
+        '"a":',
+        "1e5",
+        "9" * 4301,
+        "0x",
+        "1_0",
+        "\ufeff",
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=7))
+def test_what_pythons_own_parser_reads_is_read_alike_and_nothing_else(pieces: list[str]) -> None:
+    text, found = "".join(pieces), list[str]()
+    for read in (lambda: parse_json(text.encode(), "it"), lambda: json.loads(text)):
+        try:
+            found.append(repr(read()))
+        except ValueError:
+            found.append("refused")
+    has_surrogate = re.search(r"\\ud800", text) is not None
+    assert found[0] == found[1] or (has_surrogate and found[0] == "refused")
 
 
 @given(st.binary(max_size=200))
