@@ -166,7 +166,14 @@ def test_turns_in_a_table_of_anybody_are_those_of_their_rollout(folder, tmp_path
     same, letters = encoded(folder, "the sum"), [index for letter in "the sum" for index in encoded(folder, letter)]
     for name, shown in (("sound", same), ("fault", letters)):
         rows = [
-            {"prompt_ids": ids, "completion_ids": same, "prompt_id": group, "rollout": member, "turn": turn, "reward": 1.0}
+            {
+                "prompt_ids": ids,
+                "completion_ids": same,
+                "prompt_id": group,
+                "rollout": member,
+                "turn": turn,
+                "reward": 1.0,
+            }
             for group in (0, 1)
             for member in (0, 1)
             for turn, ids in enumerate((begin, [*begin, *shown, 3]))
