@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -173,7 +174,7 @@ class WeightRows:
             (row.get("step"), row["rollout"]) if row.get("rollout") is not None else name,
             np.array(prompt, dtype=np.int32),
             np.array(completion, dtype=np.int32),
-            None if engine is None else np.isfinite(engine),
+            self._sampled(row, completion) if engine is None else np.isfinite(engine),
             claimed,
             recorded,
             engine,
@@ -181,6 +182,23 @@ class WeightRows:
             exact,
             fed,
         )
+
+    def _sampled(self, row: Row, ids: list[int]) -> np.ndarray | None:
+        """Which ids the policy sampled, by the row's mask. Without one, those up to the end of the first turn, which a
+        control token marks: a tool's text may follow. None for all."""
+        mask = row.get("completion_mask")
+        if isinstance(mask, list) and len(mask) == len(ids):
+            return np.fromiter(map(bool, mask), bool, len(ids))
+        place = next((place for place, one in enumerate(ids) if place and one in self._control), len(ids) - 1)
+        return None if place == len(ids) - 1 else np.arange(len(ids)) <= place
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        """Ids of the tokenizer's control tokens."""
+        if self._coder is None:
+            return frozenset()
+        added = self._coder.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, one in added.items() if one.special)
 
     def _samples(self) -> list[Sample]:
         """What was drawn, with every prompt rendered; without those that no template renders."""

@@ -48,9 +48,10 @@ NAMES = {
     "tools": ("tools",),
     "completion_mask": ("completion_mask", "tool_mask", "response_mask"),
     "turn": ("turn",),
+    "rollout": ("rollout",),
 }
 """Accepted names of each column of the format `columns`; the first name that a record has is used."""
-IDS = ("prompt_id", "step", "turn")
+IDS = ("prompt_id", "step", "turn", "rollout")
 """Those whose empty values are missing ones."""
 NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids` or `completion_ids`"
 KNOWN_COLUMNS = frozenset(name for names in NAMES.values() for name in names)
@@ -58,7 +59,8 @@ SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
 """Columns of a table that tell groups apart, in this order."""
 NO_REWARDS = frozenset(
-    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "id", "index", "idx", "trajectory"}
+    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "rollout"}
+    | {"id", "index", "idx", "trajectory"}
 )
 """Columns whose numbers are no rewards."""
 TRUE = b"\0" + 255 * b"\1"
@@ -80,9 +82,12 @@ def is_sample(has: set[str]) -> bool:
 
 
 def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
-    """A row by the names of NAMES; other numbers are its rewards."""
+    """A row by the names of NAMES; other numbers are its rewards. A number of a rollout counts beside that of a turn
+    alone, as elsewhere it may be the same in every group."""
     row = {key: first(map(record.get, names), known_id if key in IDS else known) for key, names in NAMES.items()}
-    yield {**row, "group": row["prompt_id"], "rewards": reward_columns(record)}
+    group, own = row["prompt_id"], row["rollout"]
+    rollout = f"{group} {own}" if own is not None and row["turn"] is not None else None
+    yield {**row, "group": group, "rollout": rollout, "rewards": reward_columns(record)}
 
 
 def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:

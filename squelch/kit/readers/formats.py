@@ -398,7 +398,7 @@ FORMATS = {
             format_rows.columns,
             columns=format_rows.KNOWN_COLUMNS,
             traits=Traits(
-                frozenset({"answers", "prompts", "tokens", "ids", "rendered prompts"}),
+                frozenset({"answers", "prompts", "tokens", "ids", "rendered prompts", "prompts of turns"}),
                 one_prompt=True,
                 raw_prompts=True,
                 checkpoints=WeightsRule("checkpoint-{}", 0),

@@ -46,6 +46,8 @@ class Rollout:
     """Log-probabilities of the ids after the prompt; 0 of fed ones."""
     failed: bool = False
     validation: bool = False
+    trained: list[float] | None = None
+    """The trainer's own log-probabilities; None: near the engine's, and low for fed ids."""
 
     @property
     def after(self) -> list[int]:
@@ -152,7 +154,8 @@ def nemo_rl(folder: Path, rollouts: list[Rollout]) -> Path:
 
 def _nemo(place: int, one: Rollout) -> dict[str, Any]:
     ids, before = [*one.prompt_ids, *one.after], len(one.prompt_ids)
-    trained = [value - 0.003 if own else -4.0 for value, own in zip(one.drawn, one.sampled, strict=True)]
+    near = [value - 0.003 if own else -4.0 for value, own in zip(one.drawn, one.sampled, strict=True)]
+    trained = near if one.trained is None else one.trained
     return {
         "content": [[f"<|user|>{one.prompt}<|assistant|>", one.text]],
         "rewards": [one.reward],

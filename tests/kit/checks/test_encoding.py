@@ -12,6 +12,7 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.checks.encoding import tokenizer_folder
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.run import check
+from squelch.kit.readers.reward_tables import read_rewards
 from tests.kit.checks.bank import Rollout, run, slime, verifiers
 from tests.kit.readers.trainer_files import jsonl
 
@@ -157,6 +158,31 @@ def test_turns_that_were_encoded_anew_are_found_and_a_rewritten_history_is_none(
     assert (found.verdict, found.count) == ("fault", 1) and "as other ids" in found.says
     found = turns(folder, tmp_path, encoded(folder, "a summary in other words"))
     assert found.verdict == "sound" and "1 rewrite their history" in found.says
+
+
+def test_turns_in_a_table_of_anybody_are_those_of_their_rollout(folder, tmp_path) -> None:
+    """The calls of two rollouts; with the same numbers in two groups."""
+    begin = encoded(folder, f"{BEGIN}<|im_start|>user\nproblem<|im_end|>\n<|im_start|>assistant\n")
+    same, letters = encoded(folder, "the sum"), [index for letter in "the sum" for index in encoded(folder, letter)]
+    for name, shown in (("sound", same), ("fault", letters)):
+        rows = [
+            {
+                "prompt_ids": ids,
+                "completion_ids": same,
+                "prompt_id": group,
+                "rollout": member,
+                "turn": turn,
+                "reward": 1.0,
+            }
+            for group in (0, 1)
+            for member in (0, 1)
+            for turn, ids in enumerate((begin, [*begin, *shown, 3]))
+        ]
+        path = jsonl(tmp_path / f"{name}.jsonl", rows)
+        found = results(path, folder)["turns_encoded_anew"]
+        assert (found.verdict, found.of) == (name, 4), found
+        table = read_rewards(path, None, (), None)
+        assert len(table.rewards) == 4 and len(set(table.groups)) == 2, "a rollout counts once"
 
 
 def test_control_tokens_that_a_template_leaves_out_of_the_history_are_no_fault(folder, tmp_path) -> None:

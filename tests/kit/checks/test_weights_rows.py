@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from squelch.kit.base.errors import UserError
@@ -183,27 +184,59 @@ def test_a_tail_is_whole_only_if_all_that_cut_it_are_known_to_be_off(claims: Cla
     assert cuts_tail(claims) is expected
 
 
+def save_chat_training(folder: Path) -> list[int]:
+    """A trainer's folder with three checkpoints of a policy that has a tokenizer and a chat template; returns the ids
+    of the prompt `MESSAGES`."""
+    policy = Path(__file__).parents[2] / "earlier/policy"
+    coder = coder_of(policy)
+    assert coder is not None
+    (rendered,) = coder.rendered([(MESSAGES, None)])
+    assert rendered is not None
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    for number in (1, 2, 3):
+        target = folder / f"checkpoint-{number}"
+        target.mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(policy / name, target / name)
+        model.save_pretrained(target)
+        step_of(model, number, 0.1)
+    return rendered
+
+
+MESSAGES = [{"role": "user", "content": "left right up"}]
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_what_a_tool_says_within_a_completion_is_not_taken_for_sampled(tmp_path: Path, has_mask: bool) -> None:
+    """What stands after the policy's turn fits other weights better: they wrote it."""
+    fed = save_chat_training(tmp_path)
+    coder = coder_of(tmp_path / "checkpoint-1")
+    assert coder is not None
+    end = coder.tokenizer.encode("<|end|>", add_special_tokens=False).ids
+    rows = []
+    for step in (1, 2):
+        own = play(tmp_path / f"checkpoint-{step}", ROWS, step, prompt=fed)
+        before = torch.cat([own.prompts, own.completions, torch.tensor([end] * ROWS)], 1)
+        told = play(tmp_path / f"checkpoint-{step + 1}", ROWS, step, prompt=before)
+        for said, after in zip(own.completions.tolist(), told.completions.tolist(), strict=True):
+            row = {"prompt": MESSAGES, "completion_ids": [*said, *end, *after], "step": step}
+            rows.append(row | ({"tool_mask": [1] * len(said) + [0] * len(end + after)} if has_mask else {}))
+    path = jsonl(tmp_path / "ids.jsonl", rows)
+    results = {one.name: one for one in check(path, checkpoints=tmp_path, claims={"temperature": 1}).results}
+    assert results["stale_weights"].verdict == "sound", results["stale_weights"].says
+    assert results["temperature"].verdict != "fault"
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_ids_that_a_reward_function_kept_are_scored_after_their_prompts_are_rendered(
     tmp_path: Path, as_text: bool
 ) -> None:
     """As TRL's users keep them: prompts as text or messages, completions as ids, and the checkpoint's number."""
-    policy = Path(__file__).parents[2] / "earlier/policy"
-    coder = coder_of(policy)
+    rendered = save_chat_training(tmp_path)
+    coder = coder_of(tmp_path / "checkpoint-1")
     assert coder is not None
-    messages = [{"role": "user", "content": "left right up"}]
-    (rendered,) = coder.rendered([(messages, None)])
-    assert rendered is not None
-    prompt: Any = "left right up" if as_text else messages
+    prompt: Any = "left right up" if as_text else MESSAGES
     fed = coder.tokenizer.encode("left right up").ids if as_text else rendered
-    model = AutoModelForCausalLM.from_pretrained(policy)
-    for number in (1, 2, 3):
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            target = tmp_path / f"checkpoint-{number}"
-            target.mkdir(exist_ok=True)
-            shutil.copy(policy / name, target / name)
-        model.save_pretrained(target)
-        step_of(model, number, 0.1)
     found = {}
     for name, late in (("clean", 0), ("stale", 1)):
         rows = []

@@ -40,12 +40,17 @@ def save_training(folder: Path, name: str = "checkpoint-{}", first: int = 1, cou
 
 
 @torch.inference_mode()
-def play(folder: Path, rows: int, seed: int, temperature: float = 1.0, prompt: Sequence[int] | None = None) -> Played:
-    """Rows that the model in the folder samples, after a prompt or after random ones."""
+def play(
+    folder: Path, rows: int, seed: int, temperature: float = 1.0, prompt: Sequence[int] | torch.Tensor | None = None
+) -> Played:
+    """Rows that the model in the folder samples, after a prompt, after one for each row (rows, n), or after random
+    ones."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(0, VOCABULARY, (rows, 4), generator=generator)
-    ids = prompts = prompts if prompt is None else torch.tensor([list(prompt)] * rows)
+    if prompt is not None:
+        prompts = prompt if isinstance(prompt, torch.Tensor) else torch.tensor([list(prompt)] * rows)
+    ids = prompts
     values = []
     for _ in range(LENGTH):
         log_probs = (model(ids).logits[:, -1] / temperature).log_softmax(-1)

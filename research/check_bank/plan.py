@@ -1,0 +1,87 @@
+"""The bank's cells: which run, with which fault, and what `squelch check` must say of it. Pure.
+
+Expectations follow the catalogue of checks: a fault is to be found in each form whose files have what its check needs
+(`forms.py`), by the name of that check, and in the others nothing may be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STEPS, PROMPTS, GROUP = 10, 8, 4
+NEW = 40
+"""Tokens of a completion, at most."""
+LATER = 10
+"""Prompts at the data's end that no step plays."""
+FAILED = 7
+"""Of so many rows one fails."""
+RATE, SMALL_RATE, LORA_RATE = 1e-3, 1e-6, 5e-3
+ALL = ("columns", "nemo_rl", "slime", "verifiers", "squelch")
+"""Forms that can be scored under the checkpoints."""
+SOME = ("columns", "nemo_rl")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        fault: what is planted in it (`trainer.PLANTED`); empty for none.
+        expects: the faults that `squelch check` names, in the forms that have what it needs.
+        old: whether TRL 0.29.0 runs it (`complaint.py`).
+        weights: the forms that are scored under the checkpoints; each costs ten seconds.
+    """
+
+    name: str
+    fault: str = ""
+    expects: tuple[str, ...] = ()
+    tools: bool = False
+    lora: bool = False
+    resumed: bool = False
+    evaluated: bool = False
+    rate: float = RATE
+    weights: tuple[str, ...] = ()
+    claims: Mapping[str, str] = field(default_factory=dict)
+    old: bool = False
+
+    @property
+    def prompts(self) -> str:
+        """Name of the file of prompts."""
+        return "double" if self.tools else "guess"
+
+
+def _cells() -> list[Cell]:
+    stale, lora = ("stale_weights", "recorded_versions"), {"lora": True, "rate": LORA_RATE}
+    return [
+        Cell("clean", weights=SOME),
+        Cell("clean-tools", tools=True, weights=(*SOME, "turns", "verl")),
+        Cell("clean-lora", weights=SOME, **lora),
+        Cell("clean-resumed", resumed=True),
+        Cell("clean-evaluated", evaluated=True),
+        Cell("stale-1", "stale-1", stale, weights=ALL),
+        Cell("stale-5", "stale-5", stale, weights=SOME),
+        Cell("stale-1-tools", "stale-1", stale, tools=True, weights=SOME),
+        Cell("stale-1-slow", "stale-1", stale, rate=SMALL_RATE, weights=SOME),
+        Cell("adapter", "adapter", ("adapter_not_applied",), weights=ALL, **lora),
+        Cell("temperature", "temperature", ("temperature",), weights=ALL),
+        Cell("precision", "precision", ("precision",), weights=SOME, claims={"dtype": "float32"}),
+        Cell("encoded-again", "encoded-again", weights=("columns",)),
+        Cell("drift", "drift", ("turns_encoded_anew",), tools=True, weights=("columns", "turns")),
+        Cell("complaint", "drift", ("turns_encoded_anew",), tools=True, weights=("columns", "turns"), old=True),
+        Cell("begin", "begin", ("prompt_start",), weights=("columns", "verifiers")),
+        Cell("template", "template", weights=("columns", "verifiers")),
+        Cell("no-reply", "no-reply", ("template_differs",), weights=("columns", "verifiers")),
+        Cell("tool-learned", "tool-learned", ("fed_tokens_learned",), tools=True),
+        Cell("cut", "cut", ("group_sizes", "advantages")),
+        Cell("errors", "errors", ("failures_as_rewards",)),
+        Cell("silence", "silence", ("failures_as_rewards",)),
+        Cell("one-seed", "one-seed", ("equal_completions",)),
+        Cell("rule", "rule", ("advantages",), claims={"advantage": "grpo"}),
+        Cell("rule-changes", "rule-changes", ("advantages",)),
+        Cell("lost", "lost", ("prompts_lost",), resumed=True),
+        Cell("leak", "leak", ("validation_leak",), evaluated=True),
+    ]
+
+
+CELLS: Mapping[str, Cell] = {one.name: one for one in _cells()}

@@ -1,0 +1,226 @@
+"""Live runs of TRL, clean and with one fault planted in each, by which `squelch check` is judged.
+
+    python -m research.check_bank --run [--only CELL...] [--dir FOLDER]    # runs what is not done, and checks it
+    python -m research.check_bank [--json]                                 # judges research/results/check_bank.csv
+
+A tiny policy (`policy.py`) is trained for ten steps on CPU by TRL's `GRPOTrainer` (`trainer.py`), with and without a
+tool, whole and with a LoRA adapter. What a run leaves is checked as TRL and the guide's `keep_ids` write it, and in the
+forms of eight other trainers (`forms.py`). Runs and the checks of a run are kept in FOLDER, and are not made again.
+
+| actor | waits for | on time-out |
+|---|---|---|
+| study | TRL's process, which runs all cells | RuntimeError that quotes the end of its log |
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peer.on_gpu import trl_side
+from research.check_bank.forms import checkpoints, forms
+from research.check_bank.plan import CELLS, Cell
+from research.judging import Report, show
+from research.tables import FOLDER
+from squelch.kit.checks.catalogue import checks
+from squelch.kit.checks.run import CheckResult, check
+from squelch.kit.process.terminal import say
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OLD = REPOSITORY / ".cache" / "trl-0.29.0"
+"""Where TRL 0.29.0 is, for `complaint.py`: pip install --no-deps --target .cache/trl-0.29.0 trl==0.29.0"""
+WITHOUT_VLLM = """import runpy, sys
+sys.modules['vllm'] = None
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__')"""
+RESULTS = FOLDER / "check_bank.csv"
+COLUMNS = ("cell", "form", "rows", "expected", "verdict", "faults", "says")
+CLAIMS = {"temperature": "1", "top_p": "1", "top_k": "0", "min_p": "0", "group_size": "4", "max_staleness": "0"}
+"""What the runs' settings say."""
+OF_IDS_ALONE, FEW_TOKENS = ("columns", "turns", "verl"), 2500
+"""Forms without log-probabilities; and how many tokens of the others are scored, which decide with few."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KINDS = ("found", "unknown", "silent", "missed", "wrong")
+RUN_S, LOG_TAIL = 3000.0, 4000
+Row = Mapping[str, str]
+
+
+def run(root: Path, names: Sequence[str]) -> None:
+    """Runs the cells and checks them; those that are done are only checked."""
+    root.mkdir(parents=True, exist_ok=True)
+    waiting = [CELLS[name] for name in names if not (root / name / "done").exists()]
+    in_trl(root, "trainer", [cell.name for cell in waiting if not cell.old])
+    in_trl(root, "complaint", [cell.name for cell in waiting if cell.old])
+    kept = {(row["cell"], row["form"]): row for row in rows()}
+    for name in names:
+        found = list(checked(root, CELLS[name]))
+        kept = {key: row for key, row in kept.items() if key[0] != name} | {(name, row["form"]): row for row in found}
+        write(list(kept.values()))
+        say(f"{name}: " + ", ".join(f"{row['form']} {outcome(row)}" for row in found))
+
+
+def in_trl(root: Path, module: str, names: Sequence[str]) -> None:
+    """Runs the cells by a module of this folder, in a process that has TRL's packages and no vLLM, which takes long to
+    load."""
+    if not names:
+        return
+    search = [str(REPOSITORY), *([str(OLD)] if module == "complaint" else []), str(trl_side.SITE)]
+    own = {"PYTHONPATH": os.pathsep.join(search), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    with (root / f"{module}.log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_VLLM, f"research.check_bank.{module}", str(root), *names],
+            env=os.environ | own,
+            stdout=log,
+            stderr=log,
+            timeout=RUN_S,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"TRL ended with {done.returncode}: {Path(log.name).read_text()[-LOG_TAIL:]}")
+
+
+def checked(root: Path, cell: Cell) -> Iterator[Row]:
+    """What the checks say of a cell's run, a row for each form."""
+    out, shared = root / cell.name / "forms", root / "policy"
+    shutil.rmtree(out, ignore_errors=True)
+    tokenizer = out / "tokenizer"
+    tokenizer.mkdir(parents=True)
+    for name in TOKENIZER:
+        if (shared / name).is_file():
+            shutil.copyfile(shared / name, tokenizer / name)
+    for form, files in forms(root / cell.name, out, shared).items():
+        scored = form in cell.weights
+        found = check(
+            files,
+            checkpoints=checkpoints(form, root / cell.name, out / f"{form}-weights") if scored else None,
+            base=shared if scored else tokenizer,
+            data=shared / f"{cell.prompts}.jsonl",
+            format="areal" if form == "areal" else None,
+            claims={**CLAIMS, **cell.claims},
+            tokens=None if form in OF_IDS_ALONE else FEW_TOKENS,
+        )
+        yield _row(cell, form, found)
+
+
+def _row(cell: Cell, form: str, found: CheckResult) -> Row:
+    by_name = {one.name: one for one in found.results}
+    expected = expected_in(cell, form)
+    faults = [one.name for one in found.faults]
+    told = [by_name[name] for name in dict.fromkeys((*expected, *faults)) if name in by_name]
+    words = [f"{one.name}: {one.says}{'; needs ' + one.needs if one.needs else ''}" for one in told]
+    verdicts = [by_name[name].verdict if name in by_name else "none" for name in expected]
+    values = (str(found.rows), " ".join(expected), " ".join(verdicts), " ".join(faults), " | ".join(words))
+    return dict(zip(COLUMNS, (cell.name, form, *values), strict=True))
+
+
+def expected_in(cell: Cell, form: str) -> list[str]:
+    """The faults that a form's files can show, by the catalogue of checks, with what it is checked with."""
+    format, found = "columns" if form == "turns" else form, list[str]()
+    for one in (checks()[name] for name in cell.expects):
+        options = one.formats.get(format)
+        if options is not None and (form in cell.weights or "--checkpoints" not in options):
+            found.append(one.name)
+    return found
+
+
+def outcome(row: Row) -> str:
+    """`wrong` if a fault is said that is not there; `silent` where none is expected; `found` if one of those is said;
+    `unknown` where a check says what it needs; else `missed`."""
+    expected, faults = set(row["expected"].split()), set(row["faults"].split())
+    if faults - expected:
+        return "wrong"
+    if not expected:
+        return "silent"
+    if faults:
+        return "found"
+    return "unknown" if "unknown" in row["verdict"].split() else "missed"
+
+
+def rows() -> list[Row]:
+    """The study's table; empty before the first run."""
+    if not RESULTS.is_file():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(found: Sequence[Row]) -> None:
+    """Writes the table, in the order of the plan."""
+    order = {name: place for place, name in enumerate(CELLS)}
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(found, key=lambda row: (order.get(row["cell"], len(order)), row["form"])))
+
+
+def report() -> Report:
+    """Of each cell the forms by outcome, and all counts."""
+    found = rows()
+    by_cell = {name: [row for row in found if row["cell"] == name] for name in CELLS}
+    lines = [
+        (name, ", ".join(own[0]["expected"].split()) if own else "", *(_forms(own, kind) for kind in KINDS))
+        for name, own in by_cell.items()
+    ]
+    counts = Counter(map(outcome, found))
+    clean = [row for row in found if row["cell"].startswith("clean")]
+    metrics = {"runs": len({row["cell"] for row in found}), "checked": len(found), **counts, "clean": len(clean)}
+    return Report(metrics, ("run", "expected", *KINDS), lines, [json.dumps(metrics)])
+
+
+def summary() -> str:
+    """What the table says, as docs/research/results.md has it."""
+    found = rows()
+    clean = [row for row in found if CELLS[row["cell"]].fault == ""]
+    planted = [row for row in found if CELLS[row["cell"]].fault]
+    able = [row for row in planted if row["expected"]]
+    counts = Counter(map(outcome, planted))
+    told = ["no fault in them" if (n := _faults(clean)) == 0 else f"{n} with a fault"]
+    told += [f"named right in {counts['found']} of the {len(able)} files whose form has what the check needs"]
+    told += [f"unknown in {counts['unknown']} ({', '.join(_named(planted, 'unknown'))})"] if counts["unknown"] else []
+    told += [
+        f"{kind} in {counts[kind]} ({', '.join(_named(planted, kind))})" for kind in ("missed", "wrong") if counts[kind]
+    ]
+    return (
+        f"{_runs(clean)} clean runs, {len(clean)} files: {told[0]}. {_runs(planted)} runs with a planted fault, "
+        f"{len(planted)} files: {'; '.join(told[1:])}."
+    )
+
+
+def _runs(found: Sequence[Row]) -> int:
+    return len({row["cell"] for row in found})
+
+
+def _faults(found: Sequence[Row]) -> int:
+    return sum(bool(row["faults"]) for row in found)
+
+
+def _named(found: Sequence[Row], kind: str) -> list[str]:
+    return [f"{row['cell']} as {row['form']}" for row in found if outcome(row) == kind]
+
+
+def _forms(own: Sequence[Row], kind: str) -> str:
+    return " ".join(row["form"] for row in own if outcome(row) == kind)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true", help="run the cells that are not done, and check them")
+    parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL", help="run: these")
+    folder = REPOSITORY / "build" / "check-bank"
+    parser.add_argument("--dir", type=Path, default=folder, help="run: folder of the runs")
+    parser.add_argument("--quick", action="store_true", help="judge the table, as without it")
+    parser.add_argument("--json", action="store_true", help="JSON instead of the table")
+    chosen = parser.parse_args(argv)
+    if chosen.run:
+        run(chosen.dir, chosen.only)
+    show(report(), chosen.json)
+    return 0

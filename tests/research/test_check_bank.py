@@ -1,0 +1,51 @@
+"""The bank of live runs: its plan follows the catalogue of checks, and the pages say what its table says."""
+
+import pytest
+
+from research.check_bank.plan import CELLS
+from research.check_bank.study import KINDS, expected_in, main, outcome, rows, summary
+from research.judging import PAGES
+from squelch.kit.checks.catalogue import checks
+
+
+def test_every_cell_expects_faults_that_some_form_can_show() -> None:
+    for cell in CELLS.values():
+        assert set(cell.expects) <= set(checks()) and (not cell.expects or cell.fault), cell.name
+        forms = ("trl", "columns", "verl", "nemo_rl", "slime", "verifiers", "squelch")
+        assert not cell.expects or any(expected_in(cell, form) for form in forms), cell.name
+
+
+def test_a_fault_that_needs_weights_is_expected_where_the_checkpoints_are_given() -> None:
+    assert expected_in(CELLS["stale-5"], "columns") == ["stale_weights"]
+    assert expected_in(CELLS["stale-5"], "verifiers") == ["stale_weights", "recorded_versions"]
+    assert expected_in(CELLS["stale-5"], "slime") == expected_in(CELLS["stale-5"], "trl") == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "verdict", "faults", "kind"),
+    [
+        ("a", "fault", "a", "found"),
+        ("", "", "", "silent"),
+        ("a", "unknown", "", "unknown"),
+        ("a", "sound", "", "missed"),
+        ("a b", "fault sound", "a", "found"),
+        ("a", "fault", "a b", "wrong"),
+        ("", "", "b", "wrong"),
+    ],
+)
+def test_an_outcome_is_told_from_what_was_expected(expected, verdict, faults, kind) -> None:
+    row = {"expected": expected, "verdict": verdict, "faults": faults}
+    assert outcome(row) == kind and kind in KINDS
+
+
+def test_no_clean_run_of_the_table_has_a_fault_and_every_run_is_planned() -> None:
+    assert {row["cell"] for row in rows()} <= set(CELLS)
+    assert [
+        (row["cell"], row["form"], row["faults"]) for row in rows() if not CELLS[row["cell"]].fault and row["faults"]
+    ] == []
+
+
+def test_the_page_of_results_says_what_the_table_says(capsys) -> None:
+    assert summary() in (PAGES / "results.md").read_text(), "run: python -m research.check_bank, and put this there"
+    assert main(["--json"]) == 0
+    assert '"checked"' in capsys.readouterr().out
