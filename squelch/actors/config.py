@@ -1,9 +1,10 @@
 """Settings of the Ray actors; those of filter, fixed probe and metrics endpoint are in the module `settings` of each.
 Imports neither Ray, torch nor vLLM, because the command line imports this at start."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.node_labels import LabelSelector, require_gpu_share
@@ -123,41 +124,31 @@ class RolloutConfig(Settings):
         """Number of rollout workers with which a run starts."""
         return self.min_count if self.count == "auto" else self.count
 
-    @model_validator(mode="after")
-    def _counts_are_ordered(self) -> "RolloutConfig":
+    def _faults(self) -> Iterator[str]:
         if self.count == "auto" and self.max_count is None:
-            raise ValueError("count=auto needs a bound; set rollout.max_count to the most workers that may run")
+            yield "count=auto needs a bound; set rollout.max_count to the most workers that may run"
         high = self.max_count if self.max_count is not None else max(self.start_count, self.min_count)
         if not self.min_count <= self.start_count <= high:
-            raise ValueError(
+            yield (
                 f"count={self.count} with min_count={self.min_count} and max_count={self.max_count}; it needs "
                 "min_count <= count <= max_count"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gpus_can_be_given(self) -> "RolloutConfig":
         require_gpu_share("rollout", self.num_gpus)
         if self.tensor_parallel_size > 1 and 0 < self.num_gpus < self.tensor_parallel_size:
-            raise ValueError(
+            yield (
                 f"tensor_parallel_size={self.tensor_parallel_size} splits the model over as many GPUs, and "
                 f"num_gpus={self.num_gpus:g} reserves fewer; set rollout.num_gpus={self.tensor_parallel_size}"
             )
         if 0 < self.num_gpus < min(1.0, self.gpu_memory_utilization or 0.0):
-            raise ValueError(
+            yield (
                 f"gpu_memory_utilization={self.gpu_memory_utilization:g} is more of the GPU than "
                 f"num_gpus={self.num_gpus:g}, and other processes use the rest; set "
                 f"rollout.gpu_memory_utilization={self.num_gpus:g} or lower, or leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fp32_head_does_something(self) -> "RolloutConfig":
         if self.fp32_head and self.dtype == "float32":
-            raise ValueError(
+            yield (
                 "fp32_head does nothing with dtype=float32; set rollout.dtype to bfloat16 or float16, or drop fp32_head"
             )
-        return self
 
 
 class ScorerConfig(Settings):
@@ -220,8 +211,6 @@ class ScorerConfig(Settings):
             raise ValueError("scorer.every is not chosen yet (cluster.fleet.bootstrap.choose_scoring)")
         return self.every or 1
 
-    @model_validator(mode="after")
-    def _budget_is_of_equation_1(self) -> "ScorerConfig":
+    def _faults(self) -> Iterator[str]:
         if self.max_pairs is not None and self.compat == "ragen":
-            raise ValueError("max_pairs estimates Eq. 1's mixture; drop it, or set scorer.compat=paper")
-        return self
+            yield "max_pairs estimates Eq. 1's mixture; drop it, or set scorer.compat=paper"

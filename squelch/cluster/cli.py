@@ -7,82 +7,38 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
+from squelch.cluster.commands.arguments import named, run_path
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.process.process_exit import has_to_leave, leave
 from squelch.kit.process.signals import Interrupted, current, listening
 from squelch.kit.process.terminal import complain, open_standard_streams, remark, say
 from squelch.kit.untrusted.files import reason, shortened
+from squelch.kit.untrusted.text import own_yaml
 
-COMMANDS = {
-    "train": ("cluster.commands.train", "train a policy"),
-    "submit": ("cluster.commands.submit", "run `train` as a job on a Ray cluster that is up"),
-    "job": ("cluster.commands.job", "list submitted jobs; show status or logs of one, or stop it"),
-    "status": ("cluster.commands.existing_runs.status", "show the progress of a run once; alone: list the runs"),
-    "watch": ("cluster.commands.existing_runs.watch", "show the progress of a run live"),
-    "inspect": ("cluster.commands.existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
-    "trace": ("cluster.commands.existing_runs.trace", "write who worked when, for Perfetto"),
-    "scale": (
-        "cluster.commands.existing_runs.scale",
-        "change the number of rollout workers or environment actors of a live run",
-    ),
-    "eval": ("cluster.commands.existing_runs.eval", "measure success on the fixed validation tasks"),
-    "tiny": ("cluster.commands.tiny", "build the embedded tiny policy"),
-    "warmup": ("cluster.commands.warmup", "fine-tune a model on demonstrations or conversations before training"),
-    "check": ("cluster.commands.check", "say what is wrong with a run, or with other trainers' files"),
-    "filter": ("kit.commands.filter", "show which groups the filter keeps, from a file of rewards"),
-    "mi": ("kit.commands.mi", "measure whether reasoning depends on its input, from a score matrix"),
-    "score": ("kit.commands.score", "the same from prompts and completions of any trainer"),
-    "monitor": ("kit.commands.monitor", "the same live, from the folder into which another trainer writes"),
-    "gradients": (
-        "cluster.commands.existing_runs.gradients",
-        "measure task and regulariser gradients by reward variance (Figure 3)",
-    ),
-    "report": (
-        "cluster.commands.existing_runs.report",
-        "write the paper's figures of one or several runs as an HTML file",
-    ),
-    "sweep": ("cluster.commands.sweep", "run a recipe over settings and seeds, with one table at the end"),
-    "dashboards": ("cluster.commands.dashboards", "push the dashboards to Grafana, or export them"),
-    "plan": (
-        "cluster.commands.plan",
-        "estimate memory and step time of a recipe, and how many rollout workers it needs",
-    ),
-    "config": ("cluster.commands.config", "print all settings of a recipe, or the list of recipes"),
-    "doctor": ("cluster.commands.doctor", "list what this machine lacks, and how to install it"),
+_LINE: Mapping[str, Any] = own_yaml(Path(__file__).with_name("commands.yaml"))
+COMMANDS: Mapping[str, Mapping[str, Any]] = _LINE["commands"]
+"""The commands by name, as commands.yaml describes them. Each command's module defines `run(options)`."""
+OBJECTS: Mapping[str, Any] = {
+    "int": int,
+    "float": float,
+    "path": Path,
+    "natural": natural,
+    "count": positive(int),
+    "positive": positive(float),
+    "run": named,
+    "run_folder": run_path,
+    "yes_or_no": argparse.BooleanOptionalAction,
 }
-"""Name, module below `squelch`, and one line of help. The module defines `add_arguments(parser)` and
-`run(options)`."""
-
-EPILOG = """\
-examples:
-  squelch train frozenlake                     the demo, on this machine
-  squelch train frozenlake filter.rule=none name=unfiltered
-  squelch train sokoban --resume               continue from the last checkpoint
-  squelch watch runs/frozenlake                live view of a run
-  squelch inspect runs/frozenlake              read its trajectories in the browser
-  squelch check runs/frozenlake                what is wrong with it; exit code 1 if that is critical
-  squelch scale runs/frozenlake --rollout-workers 3
-  squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
-  squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban
-  squelch filter rewards.npz --rule top_k --rho 0.25
-  squelch score completions.parquet --model policy/    reasonings of any trainer
-  squelch monitor out/completions --model out          the same for each new step, at /metrics
-  squelch gradients runs/frozenlake --groups 8 task and regulariser gradients by reward variance
-  squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
-  squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
-  squelch dashboards push --prometheus http://127.0.0.1:9090
-  squelch plan qwen2.5-3b --device-gib 80      memory of each actor, rollout workers that the learner needs
-  squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
-
-Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.
-Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 3 paused at an alarm,
-128 + signal when stopped."""
-
+"""What a `type` or an `action` in commands.yaml may name, besides the actions that argparse knows by name."""
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors that are no bad input: the same command may succeed."""
 
@@ -151,7 +107,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
         words = sys.argv[1:] if argv is None else argv
         command = next((word for word in words if word in COMMANDS), "train")
-        if (line := needs_installation(error, of_kit=COMMANDS[command][0].startswith("kit."))) is None:
+        if (line := needs_installation(error, of_kit=COMMANDS[command]["module"].startswith("kit."))) is None:
             raise
         complain(f"squelch: {command}: {line}")
         return 2
@@ -223,22 +179,53 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 def build_parser(command: str | None = None) -> Parser:
     """The parser of all commands, with the arguments of `command` only, so that no other module is imported."""
-    parser = Parser(
-        prog="squelch",
-        description="Trains LLM agents with RL, drops the prompts without signal, and shows during training whether "
-        "the reasoning depends on its input (RAGEN-2).",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="squelch")
     parser.add_argument("--version", action=Version, help="print the version, and in a checkout the commit")
+    _describe(parser, _LINE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (module, text) in COMMANDS.items():
-        of_command = commands.add_parser(name, help=text)
+    for name, words in COMMANDS.items():
+        of_command = commands.add_parser(name, help=words["help"])
         if name == command:
-            loaded = importlib.import_module(f"squelch.{module}")
-            loaded.add_arguments(of_command)
-            of_command.set_defaults(run=loaded.run, flags=_flags(of_command))
+            loaded = importlib.import_module(f"squelch.{words['module']}")
+            getattr(loaded, "add_arguments", partial(_describe, words=words))(of_command)
+            of_command.set_defaults(run=loaded.run, flags=_flags(of_command), default=of_command.get_default)
     return parser
+
+
+def _describe(parser: argparse.ArgumentParser, words: Mapping[str, Any]) -> None:
+    """Gives a parser its words and arguments."""
+    notes = f"{resolve_name(words['notes'])()}\n\n" if "notes" in words else ""
+    parser.description, parser.epilog = words.get("about"), notes + words.get("end", "")
+    if "\n" in f"{parser.description}{parser.epilog}":
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add(parser, words.get("arguments", ()))
+    if actions := words.get("actions"):
+        below = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+        for name, own in actions.items():
+            _describe(below.add_parser(name, help=own["help"]), own)
+
+
+def _add(parser: argparse._ActionsContainer, arguments: Iterable[Any]) -> None:
+    for one in arguments:
+        if isinstance(one, list):
+            _add(parser, one)
+        elif "either" in one:
+            _add(parser.add_mutually_exclusive_group(required=one.get("required", False)), one["either"])
+        else:
+            ((flags, how),) = one.items()
+            how = {"action": "store_true", "help": how} if isinstance(how, str) else how
+            parser.add_argument(*flags.split(), **{key: _meant_by(key, value) for key, value in how.items()})
+
+
+def _meant_by(key: str, value: Any) -> Any:
+    """What argparse gets for a word of an argument."""
+    if key == "help":
+        return argparse.SUPPRESS if value is None else value
+    if key in ("type", "action"):
+        value = OBJECTS.get(value, value)
+    if key in ("type", "choices", "default") and isinstance(value, str) and value.startswith("squelch."):
+        value = resolve_name(value)
+    return tuple(value) if key in ("choices", "metavar") and not isinstance(value, str) else value
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ torch nor Ray.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -184,24 +184,72 @@ class RunConfig(Settings):
             )
         return {key: value for key, value in tree.items() if key != "environment"}
 
-    @model_validator(mode="after")
-    def _labels_are_distinct(self) -> RunConfig:
+    def _faults(self) -> Iterator[str]:
         labels = [entry.label for entry in self.mixture.entries]
         for place, label in enumerate(labels):
             if (first := labels.index(label)) < place:
-                raise ValueError(
+                yield (
                     f"environments[{place}] and environments[{first}] are both called {label!r}; give each a label of "
                     f"its own, e.g. environments[{place}].label={label}-2"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _a_scored_environment_is_played(self) -> RunConfig:
         try:
             self.mixture.labelled(self.scored.label)
         except ValueError as error:
-            raise ValueError(f"scorer.environment={self.scorer.environment}: {error}") from error
-        return self
+            yield f"scorer.environment={self.scorer.environment}: {error}"
+        if self.model.warmup is not None and self.model.path == "tiny":
+            yield (
+                "model.warmup is for pretrained models, and model.path=tiny has a warm-up of its own; "
+                "drop the former or set model.path"
+            )
+        if self.model.keep_reasoning != ALL and self.learner.objective.needs_critic:
+            yield (
+                f"model.keep_reasoning={self.model.keep_reasoning} makes trajectories of several segments, and "
+                f"learner.objective.advantage={self.learner.objective.advantage} needs a critic, whose time runs along "
+                "one sequence; set learner.algorithm to grpo, dr_grpo, dapo or gspo, or drop the former"
+            )
+        if self.model.reasoning == COMPLETION and self.scorer.enabled and self.scorer.probe.every:
+            yield (
+                "model.reasoning=completion tells no reasoning from an answer, and the fixed probe measures reasoning; "
+                "set scorer.probe.every=0"
+            )
+        needed, size = STATISTICS[self.filter.statistic].needs, self.sampling.group_size
+        if self.filter.rule != "none" and size < needed:
+            yield (
+                f"sampling.group_size is {size}, but filter.statistic={self.filter.statistic} needs at least {needed} "
+                "trajectories a group; raise sampling.group_size or set filter.rule=none"
+            )
+        kl, target = self.learner.objective.kl, self.filter.target
+        if target != "groups" and kl.coefficient > 0 and kl.place == "reward":
+            yield (
+                f"filter.target={target} filters one term of the loss, and learner.objective.kl.place=reward makes the "
+                "KL term part of the other; set kl.place=loss or filter.target=groups"
+            )
+        probe = self.scorer.probe
+        if probe.tasks is not None and probe.tasks > self.validation.tasks:
+            yield (
+                f"scorer.probe.tasks={probe.tasks}, but there are validation.tasks={self.validation.tasks}; lower the "
+                "former or raise the latter"
+            )
+        if unfit := self.way.unfit(self):
+            yield (
+                f"rollout.weight_transfer={self.way.name} {self.way.terms}, and {unfit}; {self.way.mend}set "
+                "rollout.weight_transfer=auto"
+            )
+        budget, longest = self.learner.token_budget, self.rollout.max_model_len
+        if budget != "auto" and budget < longest:
+            yield (
+                f"learner.token_budget={budget} is below rollout.max_model_len={longest}, so a trajectory may not fit "
+                "into a micro-batch; raise the former or lower the latter"
+            )
+        limit = self.rollout.max_model_len
+        for entry in self.mixture.entries:
+            turn, turns = entry.tokens_key, f"{entry.key}.format.max_turns"
+            sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
+            if sampled >= limit and lacking(environment_class(entry.environment.name), AgentDriven):
+                yield (
+                    f"rollout.max_model_len={limit} is too small for {turns} x {turn} = {sampled} sampled tokens and "
+                    f"the prompts; raise rollout.max_model_len, or lower {turns} or {turn}"
+                )
 
     @model_validator(mode="before")
     @classmethod
@@ -216,100 +264,10 @@ class RunConfig(Settings):
             return tree
         return tree | {"filter": with_filter(str(learner.get("algorithm", "grpo")), given)}
 
-    @model_validator(mode="after")
-    def _tiny_has_its_own_warmup(self) -> RunConfig:
-        if self.model.warmup is not None and self.model.path == "tiny":
-            raise ValueError(
-                "model.warmup is for pretrained models, and model.path=tiny has a warm-up of its own; "
-                "drop the former or set model.path"
-            )
-        return self
-
     @field_validator("store")
     @classmethod
     def _store_is_valid(cls, store: str) -> str:
         return check_store(store)
-
-    @model_validator(mode="after")
-    def _a_critic_has_one_sequence(self) -> RunConfig:
-        if self.model.keep_reasoning != ALL and self.learner.objective.needs_critic:
-            raise ValueError(
-                f"model.keep_reasoning={self.model.keep_reasoning} makes trajectories of several segments, and "
-                f"learner.objective.advantage={self.learner.objective.advantage} needs a critic, whose time runs along "
-                "one sequence; set learner.algorithm to grpo, dr_grpo, dapo or gspo, or drop the former"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_whole_completion_has_no_probe(self) -> RunConfig:
-        if self.model.reasoning == COMPLETION and self.scorer.enabled and self.scorer.probe.every:
-            raise ValueError(
-                "model.reasoning=completion tells no reasoning from an answer, and the fixed probe measures reasoning; "
-                "set scorer.probe.every=0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _variance_needs_a_group(self) -> RunConfig:
-        needed, size = STATISTICS[self.filter.statistic].needs, self.sampling.group_size
-        if self.filter.rule != "none" and size < needed:
-            raise ValueError(
-                f"sampling.group_size is {size}, but filter.statistic={self.filter.statistic} needs at least {needed} "
-                "trajectories a group; raise sampling.group_size or set filter.rule=none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_filtered_term_is_in_the_loss(self) -> RunConfig:
-        kl, target = self.learner.objective.kl, self.filter.target
-        if target != "groups" and kl.coefficient > 0 and kl.place == "reward":
-            raise ValueError(
-                f"filter.target={target} filters one term of the loss, and learner.objective.kl.place=reward makes the "
-                "KL term part of the other; set kl.place=loss or filter.target=groups"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _probe_is_of_the_validation_tasks(self) -> RunConfig:
-        probe = self.scorer.probe
-        if probe.tasks is not None and probe.tasks > self.validation.tasks:
-            raise ValueError(
-                f"scorer.probe.tasks={probe.tasks}, but there are validation.tasks={self.validation.tasks}; lower the "
-                "former or raise the latter"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _the_way_of_weights_is_possible(self) -> RunConfig:
-        if unfit := self.way.unfit(self):
-            raise ValueError(
-                f"rollout.weight_transfer={self.way.name} {self.way.terms}, and {unfit}; {self.way.mend}set "
-                "rollout.weight_transfer=auto"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_trajectory_fits_the_micro_batch(self) -> RunConfig:
-        budget, longest = self.learner.token_budget, self.rollout.max_model_len
-        if budget != "auto" and budget < longest:
-            raise ValueError(
-                f"learner.token_budget={budget} is below rollout.max_model_len={longest}, so a trajectory may not fit "
-                "into a micro-batch; raise the former or lower the latter"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _turns_fit_the_context(self) -> RunConfig:
-        limit = self.rollout.max_model_len
-        for entry in self.mixture.entries:
-            turn, turns = entry.tokens_key, f"{entry.key}.format.max_turns"
-            sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
-            if sampled >= limit and lacking(environment_class(entry.environment.name), AgentDriven):
-                raise ValueError(
-                    f"rollout.max_model_len={limit} is too small for {turns} x {turn} = {sampled} sampled tokens and "
-                    f"the prompts; raise rollout.max_model_len, or lower {turns} or {turn}"
-                )
-        return self
 
 
 def recipe_names() -> list[str]:

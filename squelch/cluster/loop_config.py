@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
 from squelch.actors.sampling import MIN_TEMPERATURE
@@ -65,36 +66,24 @@ class ModelConfig(Settings):
     """With `reasoning: before_answer`: the text with which answers begin, such as `\\boxed{`, `####` or `Answer:`, or a
     regular expression of RE2 behind `re:`. The first occurrence in a turn counts."""
 
-    @model_validator(mode="after")
-    def _answer_can_be_found(self) -> ModelConfig:
+    def _faults(self) -> Iterator[str]:
         if bool(self.answer) != (self.reasoning == BEFORE_ANSWER):
-            raise ValueError(
+            yield (
                 f"model.reasoning={self.reasoning} with model.answer={self.answer!r}: before_answer needs the text "
                 "with which answers begin, such as '####', and the others need none"
             )
         if self.answer:
             AnswerStart(self.answer)
-        return self
-
-    @model_validator(mode="after")
-    def _format_fits(self) -> ModelConfig:
-        if self.path != "tiny" and self.warmup is None:
-            return self
-        what = "model.path=tiny" if self.path == "tiny" else "model.warmup"
+        what = "model.path=tiny" if self.path == "tiny" else "model.warmup" if self.warmup else ""
         for key, value, plain in (
             ("format", self.format, (AUTO, OWN)),
             ("keep_reasoning", self.keep_reasoning, (ALL,)),
             ("reasoning", self.reasoning, (MARKED,)),
         ):
-            if value not in plain:
-                raise ValueError(f"model.{key}={value} is not for {what}, whose turns are Squelch's own; drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _tiny_has_its_own_template(self) -> ModelConfig:
+            if what and value not in plain:
+                yield f"model.{key}={value} is not for {what}, whose turns are Squelch's own; drop it"
         if self.chat_template and self.path == "tiny":
-            raise ValueError("model.chat_template is for pretrained models, not for model.path=tiny; drop it")
-        return self
+            yield "model.chat_template is for pretrained models, not for model.path=tiny; drop it"
 
 
 class LoopConfig(Settings):

@@ -17,7 +17,7 @@ from squelch.cluster.setting_keys import OBSERVATION, PICTURED, below, flat, ove
 from squelch.envs.config import EnvironmentConfig
 from squelch.kit.base.errors import UserError, did_you_mean
 from squelch.kit.untrusted.files import brief
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import merged
 
@@ -125,8 +125,7 @@ def _laid(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
 def blocks(name: str) -> Iterator[tuple[Mapping[str, Sequence[Any]], Mapping[str, Any]]]:
     """(conditions, settings) of each block of a preset: which values `PICTURES` and each setting of `DEFAULTS` may
     have."""
-    path = PRESETS / f"{name}.yaml"
-    for block in parse_yaml(path.read_text(encoding="utf-8"), str(path)):
+    for block in own_yaml(PRESETS / f"{name}.yaml"):
         where = block.get("where", {})
         yield {key: value if isinstance(value, list) else [value] for key, value in where.items()}, block["settings"]
 

@@ -22,13 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast, overload
+
+from pydantic import TypeAdapter
 
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import ClosedVocabulary, Environment, lacking
 from squelch.envs.wording import PromptName, Wording, planned
 from squelch.kit.records.pictures import Shown
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.untrusted.text import own_yaml
 
 SEPARATOR = "||"
 
@@ -64,31 +68,9 @@ class Sentences:
     turn: str
 
 
-SENTENCES: Mapping[PromptName, Sentences] = {
-    "tiny": Sentences(
-        system="{rules} {format}{example}",
-        format="Always output <think> thoughts </think> <answer> {what} </answer> with {how_many} .",
-        one_action="1 action",
-        several_actions="at most {count} actions separated by ||",
-        length="",
-        example="",
-        reward="reward {reward}\n",
-        turn="{observation}\nactions left {left}",
-    ),
-    "natural": Sentences(
-        system="{rules}\n{format}{example}",
-        format=(
-            "{how_many}. Always output: <think> your thoughts </think> <answer> your {what} </answer> with no other "
-            "text. Strictly follow this format."
-        ),
-        one_action="Give exactly 1 action in an answer",
-        several_actions='You can give up to {count} actions in an answer, separated by " || "',
-        length=" Max response length: {count} words (tokens).",
-        example="\n\nHere is an example of one turn.\n{message}\n{turn}",
-        reward="Reward: {reward}\n",
-        turn="State:\n{observation}\nActions left: {left}",
-    ),
-}
+SENTENCES: Mapping[PromptName, Sentences] = TypeAdapter(dict[PromptName, Sentences]).validate_python(
+    own_yaml(Path(__file__).with_name("prompts.yaml"))
+)
 """After the authors' format: rules with legend and actions, then for each turn the reward of the last one, the state,
 and the actions left."""
 

@@ -24,7 +24,7 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import Field, TypeAdapter
 
 from squelch.kit.base.settings import Settings
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 Cell = tuple[int, int]
 T = TypeVar("T")
@@ -92,8 +92,7 @@ class Wording:
 def wordings_beside(module: str, part: str = "") -> dict[PromptName, Wording]:
     """The words of an environment by prompt style, of the file `prompts.yaml` in the folder of its module, whose
     `__file__` this is; `part`: of a file with the words of several. ValueError for what no wording has."""
-    path = Path(module).with_name("prompts.yaml")
-    words = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    words = own_yaml(Path(module).with_name("prompts.yaml"))
     return TypeAdapter(dict[PromptName, Wording]).validate_python(words[part] if part else words)
 
 

@@ -1,6 +1,6 @@
 """Settings of the learner. The module imports no torch, because the command line reads it at start."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -30,14 +30,12 @@ class KLConfig(Settings):
     """`loss`: the KL is a term of the loss, with its own gradient. `reward`: lambda_KL times a token's KL at the start
     of the step is subtracted from the token's reward; it enters the advantage, never the filter."""
 
-    @model_validator(mode="after")
-    def _k1_is_no_loss(self) -> "KLConfig":
+    def _faults(self) -> Iterator[str]:
         if self.coefficient > 0 and self.estimator == "k1" and self.place == "loss":
-            raise ValueError(
+            yield (
                 "kl.estimator=k1 as a loss has zero expected gradient on policy (E[grad log p] = 0); use k2 or k3, or "
                 "kl.place=reward"
             )
-        return self
 
 
 class GAEConfig(Settings):
@@ -61,13 +59,9 @@ class OverlongConfig(Settings):
     cache_tokens: int = Field(0, ge=0)
     """The penalty ramps up over the last L_cache tokens before L_max; 0 takes a fifth of L_max (as DAPO)."""
 
-    @model_validator(mode="after")
-    def _cache_within_limit(self) -> "OverlongConfig":
+    def _faults(self) -> Iterator[str]:
         if self.max_tokens and self.cache_tokens > self.max_tokens:
-            raise ValueError(
-                f"cache_tokens={self.cache_tokens} exceeds max_tokens={self.max_tokens}, of which it is a part"
-            )
-        return self
+            yield f"cache_tokens={self.cache_tokens} exceeds max_tokens={self.max_tokens}, of which it is a part"
 
 
 class ObjectiveConfig(Settings):
@@ -117,36 +111,20 @@ class ObjectiveConfig(Settings):
     include_format_penalty: bool = True
     """Whether the return that advantages compare includes format penalties (the reward variance never does)."""
 
-    @model_validator(mode="after")
-    def _what_a_group_can_rank(self) -> "ObjectiveConfig":
-        if self.needs_critic:
-            return self
-        if self.reward == "turn":
-            raise ValueError(
-                f"reward=turn needs advantage=gae: advantage={self.advantage} ranks the returns of whole episodes"
-            )
-        if self.gae != GAEConfig():
-            raise ValueError(f"gae settings do nothing with advantage={self.advantage}; set advantage=gae or drop them")
-        return self
-
-    @model_validator(mode="after")
-    def _divides_by_something(self) -> "ObjectiveConfig":
+    def _faults(self) -> Iterator[str]:
+        if self.reward == "turn" and not self.needs_critic:
+            yield f"reward=turn needs advantage=gae: advantage={self.advantage} ranks the returns of whole episodes"
+        if self.gae != GAEConfig() and not self.needs_critic:
+            yield f"gae settings do nothing with advantage={self.advantage}; set advantage=gae or drop them"
         if self.divisor == "window" and not ADVANTAGES[self.advantage].divides_by_std:
-            raise ValueError(f"divisor=window does nothing with advantage={self.advantage}, which divides by no std")
+            yield f"divisor=window does nothing with advantage={self.advantage}, which divides by no std"
         if self.divisor == "window" and self.kl.coefficient > 0 and self.kl.place == "reward":
-            raise ValueError(
-                "divisor=window needs kl.place=loss: a KL term in the reward has no part in the window's std"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_advantage_where_the_ratio_is_one(self) -> "ObjectiveConfig":
+            yield "divisor=window needs kl.place=loss: a KL term in the reward has no part in the window's std"
         if RATIOS[self.ratio].one_advantage and self.needs_critic:
-            raise ValueError(
+            yield (
                 f"ratio={self.ratio} needs one advantage for a whole sequence, and advantage={self.advantage} gives "
                 "each token its own; set advantage=grpo or ratio=token"
             )
-        return self
 
     @property
     def needs_critic(self) -> bool:
@@ -313,35 +291,21 @@ class LearnerConfig(Settings):
     def _algorithm_beneath(cls, given: Any) -> Any:
         return with_algorithm(given) if isinstance(given, Mapping) else given
 
-    @model_validator(mode="after")
-    def _gpus_can_be_given(self) -> "LearnerConfig":
+    def _faults(self) -> Iterator[str]:
         require_gpu_share("learner", self.num_gpus)
         if self.ranks > 1 and 0 < self.num_gpus < 1:
-            raise ValueError(
+            yield (
                 f"learner.num_gpus={self.num_gpus:g} would put several of learner.ranks={self.ranks} on one GPU, which "
                 "NCCL refuses; set learner.num_gpus=1 or learner.ranks=1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _critic_is_used(self) -> "LearnerConfig":
         if not self.objective.needs_critic and self.critic != CriticConfig():
-            raise ValueError(
+            yield (
                 f"learner.critic does nothing with objective.advantage={self.objective.advantage}; set "
                 "learner.algorithm=ppo or drop it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _options_do_something(self) -> "LearnerConfig":
         if self.fp32_head and self.dtype == "float32":
-            raise ValueError("fp32_head does nothing with dtype=float32; set dtype=bfloat16 or drop it")
+            yield "fp32_head does nothing with dtype=float32; set dtype=bfloat16 or drop it"
         if self.cpu_offload and self.num_gpus == 0:
-            raise ValueError("cpu_offload does nothing without a GPU; set num_gpus or drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_filter_to_leave(self) -> "LearnerConfig":
+            yield "cpu_offload does nothing without a GPU; set num_gpus or drop it"
         if not self.algorithm_filter and not ALGORITHMS[self.algorithm].filter:
-            raise ValueError(f"algorithm_filter=false does nothing: algorithm={self.algorithm} has no filter")
-        return self
+            yield f"algorithm_filter=false does nothing: algorithm={self.algorithm} has no filter"

@@ -201,7 +201,7 @@ def test_pages_lead_where_their_buttons_say():
     second = press("Next >")
     assert second.startswith("page 2 of 17 [next >] [< prev] [back to search]") and second != first
     assert press("< prev") == first == press("< prev")  # there is nothing before the first page
-    product = env._shop.product(env._shown()[1])
+    product = env._shop.product(env._place.shown(env.options.per_page)[1])
     item = press(product.id.upper())
     assert item.startswith("[buy now] [description] [features] [< prev] [back to search]\n" + product.title)
     (name, (value, *_)), *_ = product.options
@@ -221,7 +221,7 @@ def test_results_are_opened_by_their_number_on_the_page_unless_ids_are_asked_for
     env.step("search[shirt]")
     page = env.step("click[next >]")[0]
     assert [line[:4] for line in page.splitlines()[1:]] == ["[1] ", "[2] ", "[3] ", "[4] "]
-    product = env._shop.product(env._shown()[2])
+    product = env._shop.product(env._place.shown(env.options.per_page)[2])
     for absent in ("click[0]", "click[5]", f"click[{product.id}]"):
         assert env.step(absent)[0] == page
     assert product.title in env.step("click[3]")[0].splitlines()[1]
@@ -241,7 +241,7 @@ def test_choosing_again_replaces_and_an_opened_product_starts_without_choices():
     env = make("WebShop", options=IDS)
     env.reset(seed=0)
     env.step("search[shirt]")
-    product = env._shop.product(env._shown()[0])
+    product = env._shop.product(env._place.shown(env.options.per_page)[0])
     one, other = product.options[0][1][:2]
     for action in (product.id, one, other):
         page = env.step(f"click[{action}]")[0]

@@ -373,7 +373,10 @@ class Filter(Fake):
         return await self._call("admit", lambda: [self.window.admit(summary) for summary in summaries])
 
     async def close(self, step: int, final: bool, target: int) -> Any:
-        return await self._call("close", lambda: self.window.close(step, final, target))
+        def close() -> Any:
+            return self.window.close(step, final, target), json.loads(json.dumps(self.window.state([step])))
+
+        return await self._call("close", close)
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         return await self._call("state", lambda: json.loads(json.dumps(self.window.state(steps))))

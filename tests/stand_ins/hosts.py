@@ -98,8 +98,8 @@ class FilterHost:
         return IDLE
 
     async def close(self, step: int, final: bool, target: int) -> Any:
-        """As `FilterWindow.close`."""
-        return self._window.close(step, final, target)
+        """As the service."""
+        return self._window.close(step, final, target), self._window.state([step])
 
     async def state(self, steps: Collection[int] | None) -> dict[str, Any]:
         """As `FilterWindow.state`."""

@@ -26,9 +26,10 @@ class FilterService:
         """Adds groups; returns the decisions made on arrival (sliding window only)."""
         return [decision for summary in summaries for decision in self._window.admit(summary)]
 
-    def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
-        """Ranks a step once all its tickets have ended."""
-        return self._window.close(step, final, target)
+    def close(self, step: int, final: bool = False, target: int | None = None) -> tuple[StepDecision, dict[str, Any]]:
+        """Ranks a step once all its tickets have ended; the decision, and the state after it without other open
+        steps."""
+        return self._window.close(step, final, target), self.state([step])
 
     def progress(self) -> Progress:
         """An answer is the only sign of progress: every call is short."""

@@ -13,42 +13,15 @@ from squelch.kit.untrusted.files import is_file
 if TYPE_CHECKING:
     from squelch.kit.archive.store import Store
 
-JOB_SERVER = "http://127.0.0.1:8265"
 RUNS = Path("runs")
 """The folder of runs unless `runs_dir` is set; a run in it may be given by its name."""
 
 
-OVERRIDES = (
-    "dotted overrides, e.g. filter.rho=0.5; preset=paper or preset=published lays their settings over the recipe"
-)
-
-
-def add_recipe(parser: argparse.ArgumentParser, of_what: str = OVERRIDES) -> None:
+def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Adds the positional arguments RECIPE and key=value ..."""
+    text = "dotted overrides, e.g. filter.rho=0.5; preset=paper or preset=published lays their settings over the recipe"
     parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)
-
-
-def add_changed(parser: argparse.ArgumentParser) -> None:
-    """Adds key=value ... for a command that reads a run's settings."""
-    text = "settings that are not as in the run, e.g. of a file that has moved: environment.options.data=FILE"
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
-
-
-def add_job_server(parser: argparse.ArgumentParser) -> None:
-    """Adds `--address`, the address of the cluster's job server."""
-    parser.add_argument("--address", default=JOB_SERVER, help="the cluster's dashboard address")
-
-
-def add_run_dir(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional argument RUN_DIR."""
-    parser.add_argument("run_dir", type=run_path, metavar="RUN", help="the run's name or folder, e.g. runs/frozenlake")
-
-
-def add_run_place(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional argument RUN_DIR for a command that also reads a run in a store."""
-    text = "the run's name or folder, e.g. runs/frozenlake, or its place in a store, e.g. s3://bucket/prefix/frozenlake"
-    parser.add_argument("run_dir", type=named, metavar="RUN", help=text)
 
 
 def named(place: str) -> str:

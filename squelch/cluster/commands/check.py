@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.arguments import in_store, named, place_of
+from squelch.cluster.commands.arguments import in_store, place_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.listing import is_run
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.words import as_json, fault_lines, short_lines
-from squelch.kit.commands.arguments import add_format, positive
 from squelch.kit.findings.finder import Finding, Findings
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import paragraph, plain
@@ -29,29 +28,6 @@ if TYPE_CHECKING:
     from squelch.cluster.inspector.texts import Pieces
 
 CRITICAL_FOUND = 1
-DESCRIPTION = """\
-Says what is wrong with a run, with evidence, usual causes and what to change (docs/reference/findings.md), and whether
-it was what it seemed: weights, tokens, groups and rewards (docs/guide/check-a-run.md). Of other trainers' files, or a
-folder of them, it follows all steps; with few of them, thresholds need fewer. It exits with 1 if a check finds a fault
-or a finding is critical."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = DESCRIPTION
-    help_text = "a run's name, folder or place in a store; or a file or folder that another trainer wrote"
-    parser.add_argument("place", metavar="RUN_OR_FILES", type=named, help=help_text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--ignore", action="append", default=[], metavar="NAME", help="leave a finding or check out")
-    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="the folder of the trainer's checkpoints")
-    parser.add_argument("--base", type=Path, metavar="DIR", help="the initial model's folder, or its tokenizer's")
-    parser.add_argument("--data", type=Path, metavar="PROMPTS", help="a file of the prompts that were to be played")
-    parser.add_argument("--tokens", type=positive(int), help="tokens scored under each checkpoint (default: 100000)")
-    claim = "what the run says of itself: group_size, temperature, top_p, advantage and others"
-    parser.add_argument("--claim", action="append", default=[], metavar="NAME=VALUE", help=claim)
-    add_format(parser)
-
-
 Found = tuple[list[tuple[Finding, str]], list[str], list[Result]]
 """Findings with their commands, notes, and the results of checks."""
 

@@ -25,26 +25,6 @@ EXTRAS = {"ReasoningGym": "extra reasoning-gym", "TextArena": "extra textarena",
 """What environments need besides this package."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts; comments before "
-        "it list what a preset (preset=paper, preset=published) sets."
-    )
-    parser.add_argument("recipe", nargs="?", help="a shipped recipe or a YAML file (default: frozenlake)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--list", action="store_true", help="list the shipped recipes, what each needs and is for")
-    parser.add_argument("--template", action="store_true", help="print a recipe to fill in, with comments")
-    parser.add_argument(
-        "--explain",
-        nargs="+",
-        metavar="WORD",
-        help="print the settings whose key contains one of these words, e.g. rho or learner.lora, else those that "
-        "TRL, verl or prime-rl call so, else those whose meaning has the word: their values in the recipe, what they "
-        "may be, and what they mean",
-    )
-
-
 def run(options: argparse.Namespace) -> int:
     """Prints the recipe, some of its settings, or the names of all recipes."""
     from squelch.cluster.config import RECIPES, dump, load, read_recipe, recipe_names

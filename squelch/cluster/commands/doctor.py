@@ -58,15 +58,6 @@ class Finding:
         return f"{'fix' if self.mend else 'ok '}  {self.what}: {self.found}" + (f" -> {self.mend}" if self.mend else "")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, names the "
-        "environment variables that a run leaves out, and runs a few hostile programs in the sandbox. A line that "
-        "begins with `fix` says how to solve a problem; the exit code is 1 if there is such a line."
-    )
-
-
 def run(_: argparse.Namespace) -> int:
     """Prints every finding; returns 1 if there is a problem, else 0."""
     findings = diagnose()

@@ -10,49 +10,11 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from squelch.cluster.commands.arguments import add_recipe
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import aligned, say
 
 if TYPE_CHECKING:
     from squelch.cluster.sweep.plan import Plan
-
-HELP = """\
-Runs a recipe once for every combination of the grid and every seed. Each cell is a normal run in runs/NAME/CELL with
-its own config.yaml; its output is in CELL/train.log, and `squelch watch` shows it live. The same command again
-continues the sweep: it keeps finished cells and resumes the others from their checkpoints. A seed sets `seed` and
-shifts the task seeds, so that cells of one seed play the same tasks in every arm. At the end the command prints one
-table with means and 95% t-intervals over seeds, one with the columns of the paper's Tables 4 and 5, and writes
-runs/NAME/sweep.json. RECIPE may be a sweep file, which has arms of several recipes; `table-4` is the paper's."""
-
-EPILOG = """\
-examples:
-  squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
-  squelch sweep sokoban --seeds 0,1,2 --grid filter.rule=none,top_p --grid filter.include_zero=true,false
-  squelch sweep frozenlake --seeds 0,1 --parallel 2 --address auto
-  squelch sweep table-4 --dry-run
-
-Exit codes: 0 all cells finished, 1 some did not (the table says which), 2 bad input, 130 interrupted."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = HELP, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_recipe(parser, "overrides for every cell, e.g. filter.rho=0.5")
-    parser.add_argument("--seeds", default="0", metavar="0,1,2", help="seeds; each arm runs once per seed (default: 0)")
-    parser.add_argument(
-        "--grid", action="append", default=[], metavar="key=a,b", help="values of one setting; may be repeated"
-    )
-    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells that run at once (default: 1)")
-    parser.add_argument(
-        "--address", default="", help="Ray cluster for all cells (host:port or auto); default: each cell starts one"
-    )
-    parser.add_argument(
-        "--name", default="", help="folder of the sweep under runs_dir (default: the recipe's name with -sweep)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="check and list the cells; download and run none")
-    parser.add_argument("--json", action="store_true", help="print sweep.json to stdout and progress to stderr")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from squelch.kit.base.errors import as_user_error
-from squelch.kit.commands.arguments import natural
 from squelch.kit.process.terminal import say
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Builds a tokenizer and a small Qwen2 model, warms it up on the environment's demonstrations, and writes a "
-        "Hugging Face folder. A folder built with the same settings is kept as it is."
-    )
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--env", default="FrozenLake", help="environment of the demonstrations (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=natural, default=0, help="seed of weights and demonstrations (default: %(default)s)"
-    )
 
 
 def run(options: argparse.Namespace) -> int:

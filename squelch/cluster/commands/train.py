@@ -8,24 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.cluster.commands.arguments import add_recipe
 from squelch.kit.process.terminal import not_silent, say
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = "Trains a policy with the settings of a recipe."
-    add_recipe(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run of this name from its last checkpoint; without name=, the newest unfinished run",
-    )
-    parser.add_argument("--submitted-by", default="", help=argparse.SUPPRESS)  # versions of the client of a job
-    parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.base.errors import UserError
@@ -17,23 +16,6 @@ NATURAL = ("environment.prompt=natural", "sampling.max_tokens_per_turn=160", "ro
 """Settings if no recipe is given: prompts for a language model, and room for the demonstrations of each of the seven
 environments. In SmolLM2's tokens the longest turn is DeepCoder's (129), the longest episode WebShop's (1,195).
 """
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Trains a model on an environment's demonstrations, or on a file of chat messages, on the learner's own ranks "
-        "and packed rows, and writes a Hugging Face folder. Prints the held-out loss and, if the environment is known, "
-        "success, well-formed turns and the share of groups with variance, before and after. Repeating an interrupted "
-        "command continues it."
-    )
-    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, OWNER/NAME of the hub, or smollm2")
-    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it must not exist")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.warmup.format_validity=0.8")
-    parser.add_argument("--env", help="environment that demonstrates, unless --data is given, and that checks play")
-    parser.add_argument("--data", type=Path, help="JSONL or Parquet file with a column `messages`")
-    parser.add_argument("--recipe", help="recipe whose environment, learner and warm-up settings to take")
-    parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
 
 
 def run(options: argparse.Namespace) -> int:

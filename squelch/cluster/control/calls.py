@@ -315,13 +315,12 @@ STOP_ENGINE: Call[[], None] = ROLLOUT_WORKER.row("stop", seconds(STOP_S))
 
 FILTER_SERVICE = Table("squelch.actors.filter.service:FilterService")
 FILTER_READY: Call[[Collection[int]], dict[str, Any]] = FILTER_SERVICE.row("state", setting("cluster.start_timeout_s"))
-"""As `FILTER_STATE`, of a service that may just have been created."""
+"""The state of a service that may just have been created, with these of the open steps."""
 ADMIT: Call[[list[GroupSummary]], Sequence[Any]] = FILTER_SERVICE.row("admit", seconds(FILTER_S))
 """Adds the groups of these summaries to their steps' windows; `kit.filter.windows` documents each call."""
-CLOSE: Call[[int, bool, int], StepDecision] = FILTER_SERVICE.row("close", seconds(FILTER_S))
-"""Decides on a step: whether no further refill round is possible, and how many groups it should train on."""
-FILTER_STATE: Call[[Collection[int]], dict[str, Any]] = FILTER_SERVICE.row("state", seconds(FILTER_S))
-"""The state of the service as JSON-able data, with these of the open steps."""
+CLOSE: Call[[int, bool, int], tuple[StepDecision, dict[str, Any]]] = FILTER_SERVICE.row("close", seconds(FILTER_S))
+"""Decides on a step: whether no further refill round is possible, and how many groups it should train on. Returns the
+service's state too, as JSON-able data, of the open steps with this one alone."""
 FILTER_RESTORE: Call[[dict[str, Any]], None] = FILTER_SERVICE.row("restore", seconds(FILTER_S))
 """Replaces the state by that of an earlier service."""
 

@@ -84,17 +84,12 @@ class Delivery:
         learner failed in a broadcast; SettingRefused if weights did not take the way that is asked for by name."""
         self._ended = {}
         self._say(SENDER, bundle.why_not_on_gpu, "shares weights in the host's memory and not on its GPU")
-        return await self._outcomes(bundle, workers, learner), self._ended
-
-    async def _outcomes(
-        self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
-    ) -> dict[str, Any]:
-        if not (self.way.group and learner is not None and workers and await self._formed(learner, workers)):
-            return await self._through_store(bundle, workers)
-        found = await self._broadcast(bundle, learner, workers)
-        failed = [member for member in workers if isinstance(found[member.name], Exception)]
-        alive = [member for member in failed if not isinstance(found[member.name], Died)]
-        return found | await self._through_store(bundle, alive)
+        found, rest = dict[str, Any](), workers
+        if self.way.group and learner is not None and workers and await self._formed(learner, workers):
+            found = await self._broadcast(bundle, learner, workers)
+            failed = [member for member in workers if isinstance(found[member.name], Exception)]
+            rest = [member for member in failed if not isinstance(found[member.name], Died)]
+        return found | await self._through_store(bundle, rest), self._ended
 
     async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
         found = await self._update_all(bundle, workers)

@@ -30,7 +30,7 @@ from squelch.kit.archive.reader import METRICS
 from squelch.kit.archive.store import Stat
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.findings.finder import Finding
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def _chart(
     return Chart(title, unit, tuple(found), share)
 
 
-_FILE = Path(__file__).with_name("charts.yaml")
-CHARTS = tuple(_chart(**one) for one in parse_yaml(_FILE.read_text(encoding="utf-8"), str(_FILE)))
+CHARTS = tuple(_chart(**one) for one in own_yaml(Path(__file__).with_name("charts.yaml")))
 CURVES = tuple(dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves))
 SMOOTHED = tuple(
     curve.key for chart in CHARTS for curve in chart.curves if curve.role == "line" and f"{curve.key}_low" not in CURVES

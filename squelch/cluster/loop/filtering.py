@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from squelch.cluster.control.actor_errors import Died, Refused
-from squelch.cluster.control.calls import ADMIT, CLOSE, FILTER_READY, FILTER_RESTORE, FILTER_STATE, Call
+from squelch.cluster.control.calls import ADMIT, CLOSE, FILTER_READY, FILTER_RESTORE, Call
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.kit.base.errors import UserError
@@ -48,10 +48,6 @@ class Filtering:
         self._turn = asyncio.Lock()
         self._arrived: list[PlayedGroup] = []
         """Groups that wait for their turn, in order of arrival."""
-        self._num_arrived = self._num_taken = 0
-        """Groups that have arrived so far, and those of them that were handed over, or forgotten by `rewind`."""
-        self._taking: asyncio.Event | None = None
-        """Set once the call has ended that waits for its turn to hand over all that has arrived; None if none waits."""
 
     async def restore(self) -> None:
         """Restores the state of an earlier process in a service that has just started."""
@@ -64,7 +60,6 @@ class Filtering:
         self.state = self._latest = state
         self._closed, self._within = closed, frozenset()
         self._arrived.clear()
-        self._num_taken = self._num_arrived
         await self._in_turn(self._forget)
 
     async def _forget(self) -> None:
@@ -72,29 +67,17 @@ class Filtering:
         self._admitted = set()
 
     async def admit(self, groups: list[PlayedGroup]) -> None:
-        """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile. Only one
-        call waits for its turn with them; the others wait for that call."""
+        """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile; whose
+        turn comes next finds those handed over."""
         self._arrived += groups
-        self._num_arrived += len(groups)
-        last = self._num_arrived
-        while self._num_taken < last:
-            if self._taking is not None:
-                await self._taking.wait()
-                continue
-            taking = self._taking = asyncio.Event()
-            try:
-                await self._in_turn(self._hand_over_arrived)
-            finally:
-                self._taking = None if self._taking is taking else self._taking
-                taking.set()
+        await self._in_turn(self._hand_over_arrived)
 
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """Decides on a step that should train on `target` groups; `final`: no further refill round is possible."""
         return await self._in_turn(lambda: self._close(step, final, target))
 
     async def _close(self, step: int, final: bool, target: int) -> StepDecision:
-        decision = await self._ask(CLOSE, step, final, target)
-        state = await self._ask(FILTER_STATE, [step])
+        decision, state = await self._ask(CLOSE, step, final, target)
         decided = frozenset(d.group_id for d in decision.decisions)
         self._closed, self._within = (step, frozenset()) if decision.closed else (self._closed, decided)
         self._latest = self._without_open(state)
@@ -116,11 +99,9 @@ class Filtering:
         return [group for group in later if group.ticket.ticket_id not in self._within]
 
     async def _hand_over_arrived(self) -> None:
-        self._taking = None
         arrived = list(self._arrived)
         await self._hand_over(arrived)
         del self._arrived[: len(arrived)]
-        self._num_taken += len(arrived)
 
     async def _hand_over(self, groups: list[PlayedGroup]) -> None:
         summaries = {group.summary.group_id: group.summary for group in groups}
@@ -136,20 +117,16 @@ class Filtering:
                 raise self._failure
             if self._failure is not None:
                 raise RuntimeError(f"the filter has failed earlier in this run: {self._failure}") from self._failure
-            try:
-                return await self._lasting(work)
-            except Exception as failure:
-                self._failure = failure
-                raise
-
-    async def _lasting(self, work: Callable[[], Awaitable[T]]) -> T:
-        while True:
-            try:
-                if self._death is not None:
-                    await self._replace(self._death)
-                return await work()
-            except Died as death:
-                self._death = str(death)
+            while True:
+                try:
+                    if self._death is not None:
+                        await self._replace(self._death)
+                    return await work()
+                except Died as death:
+                    self._death = str(death)
+                except Exception as failure:
+                    self._failure = failure
+                    raise
 
     async def _replace(self, cause: str) -> None:
         self._admitted = set(self._within)

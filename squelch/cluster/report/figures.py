@@ -11,7 +11,7 @@ from squelch.cluster.plots.style import render
 from squelch.cluster.report import by_kind_and_turn, dynamics, mechanism, outcomes
 from squelch.cluster.report.points import Row
 from squelch.cluster.report.runs import Study
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,11 +63,10 @@ DRAWN: Mapping[str, tuple[Callable[[Study], list[Row]], Callable[[Sequence[Row],
 
 def _figures() -> tuple[ReportFigure, ...]:
     """The figures, with the words of `figures.yaml`."""
-    path, parts = Path(__file__).with_suffix(".yaml"), by_kind_and_turn
-    fields = {"bands": BANDS, "lines": parts.MOST_LINES, "arms": parts.TOGETHER}
+    fields = {"bands": BANDS, "lines": by_kind_and_turn.MOST_LINES, "arms": by_kind_and_turn.TOGETHER}
     fields |= {"runs": outcomes.MIN_RUNS, "noise": outcomes.NOISE}
     found = []
-    for name, words in parse_yaml(path.read_text(encoding="utf-8"), str(path)).items():
+    for name, words in own_yaml(Path(__file__).with_suffix(".yaml")).items():
         reading, needs = (words[part].format(**fields) for part in ("reading", "needs"))
         found.append(ReportFigure(words.get("number"), name, words["title"], reading, needs, *DRAWN[name]))
     return tuple(found)

@@ -40,7 +40,7 @@ class AnyInItsProcess(OwnProcess):
     def check(self) -> None:
         """As `OwnProcess.check`; takes over the turns, and the actions of one answer."""
         super().check()
-        self.max_turns, self.max_actions_per_turn = self._session.turns
+        self.max_turns, self.max_actions_per_turn = self._session.facts[3]
 
 
 def made(split: Split, environment: str, options: dict[str, Any]) -> Environment:

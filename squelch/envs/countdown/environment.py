@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from gymnasium.spaces import Text
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.base import TwinnedEnv
 from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
@@ -77,11 +77,9 @@ class CountdownOptions(Settings):
     rule: Literal["at_most_once", "exactly_once"] = "at_most_once"
     """How often each number is used: `at_most_once` as in the paper, or `exactly_once` as in the authors' code."""
 
-    @model_validator(mode="after")
-    def _bounds_are_ordered(self) -> CountdownOptions:
+    def _faults(self) -> Iterator[str]:
         if self.min_numbers > self.max_numbers:
-            raise ValueError(f"min_numbers={self.min_numbers} is above max_numbers={self.max_numbers}")
-        return self
+            yield f"min_numbers={self.min_numbers} is above max_numbers={self.max_numbers}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.symbols import FROZEN_LAKE, FROZEN_LAKE_NOUNS
@@ -54,16 +54,14 @@ class FrozenLakeOptions(GridOptions):
     max_distance: int = Field(4, ge=1)
     """Most moves of that path."""
 
-    @model_validator(mode="after")
-    def _bounds_are_ordered(self) -> FrozenLakeOptions:
+    def _faults(self) -> Iterator[str]:
         if self.min_holes > self.max_holes or self.max_holes > self.size**2 - 2:
-            raise ValueError(
+            yield (
                 f"min_holes={self.min_holes}, max_holes={self.max_holes}: need min_holes <= max_holes <= "
                 f"{self.size**2 - 2} on a lake of size {self.size}"
             )
         if self.min_distance > self.max_distance:
-            raise ValueError(f"min_distance={self.min_distance} is above max_distance={self.max_distance}")
-        return self
+            yield f"min_distance={self.min_distance} is above max_distance={self.max_distance}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.symbols import SOKOBAN, SOKOBAN_NOUNS
@@ -52,19 +52,17 @@ class SokobanOptions(GridOptions):
     action_reward: float = Field(-0.1, ge=-1, le=0)
     """Reward of every action; at 0 all failures without a box on a target earn the same."""
 
-    @model_validator(mode="after")
-    def _room_has_space(self) -> SokobanOptions:
+    def _faults(self) -> Iterator[str]:
         cells = (self.size - 2) ** 2
         if self.max_walls > cells // 2 or 2 * self.boxes + 1 > cells // 2:
-            raise ValueError(
+            yield (
                 f"max_walls={self.max_walls} and boxes={self.boxes} do not fit the {cells} inner cells of "
                 f"size={self.size}; half of them stay floor, so max_walls and 2 boxes + 1 are at most {cells // 2}"
             )
         if self.min_walls > self.max_walls:
-            raise ValueError(f"min_walls={self.min_walls} is above max_walls={self.max_walls}")
+            yield f"min_walls={self.min_walls} is above max_walls={self.max_walls}"
         if self.min_solution > self.max_solution:
-            raise ValueError(f"min_solution={self.min_solution} is above max_solution={self.max_solution}")
-        return self
+            yield f"min_solution={self.min_solution} is above max_solution={self.max_solution}"
 
 
 @dataclass(frozen=True)

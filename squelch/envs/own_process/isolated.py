@@ -72,8 +72,8 @@ class OwnProcess(Environment):
         settings = self.options
         number = next(_CONSTRUCTED) % settings.processes
         target = Target(self.inside, settings.timeout_s, int(settings.memory_gib * GIB), number)
-        process, options = shared_process(target), self._inner_options()
-        session = Session(process, self.split, options, self.prompt, self.first_seed)
+        inner = settings.model_dump(mode="json", exclude=set(ProcessOptions.model_fields))
+        session = Session(shared_process(target), self.split, inner, self.prompt, self.first_seed)
         with self._refused("cannot be made"):
             session.make()
         return session
@@ -85,12 +85,12 @@ class OwnProcess(Environment):
     def notes(self) -> list[str]:
         """The environment's own. Raises ValueError if it does, or if its process does not answer."""
         with self._refused("cannot be asked for its notes"):
-            return self._session.notes()
+            return self._session.ask("notes")
 
     def longest_openings(self) -> list[Opening]:
         """The environment's own. Raises ValueError if its process does not answer."""
         with self._refused("cannot be asked for its longest prompts"):
-            return self._session.longest_openings()
+            return [Opening(*one) for one in self._session.ask("longest_openings")]
 
     def longest_call(self) -> tuple[float, str]:
         """After which the process is ended."""
@@ -99,29 +99,29 @@ class OwnProcess(Environment):
     @property
     def stochastic(self) -> bool:
         """The environment's own."""
-        return self._session.noise[0]
+        return self._session.facts[2][0]
 
     @property
     def shared_noise(self) -> bool:
         """The environment's own."""
-        return self._session.noise[1]
+        return self._session.facts[2][1]
 
     @property
     def wording(self) -> Wording | None:
         """The environment's own."""
-        return _WORDING.validate_python(self._session.wording)
+        return _WORDING.validate_python(self._session.facts[1])
 
     def rules(self) -> str:
         """The environment's own rules."""
-        return self._session.rules
+        return self._session.facts[0]
 
     def read_action(self, text: str) -> str | None:
         """As the environment itself reads the text. Raises as `step` if its process does not answer."""
-        return self._session.read_action(text)
+        return self._session.ask("read_action", text)
 
     def same_action(self, one: str, other: str) -> bool:
         """As the environment itself judges. Raises as `step` if its process does not answer."""
-        return self._session.same_action(one, other)
+        return self._session.ask("same_action", one, other)
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """As `Environment.reset`."""
@@ -144,10 +144,6 @@ class OwnProcess(Environment):
             raise ValueError(text) from error
         except (ProcessLost, TimedOut) as error:
             raise ValueError(f"environment {type(self).__name__} {what}: {error}") from error
-
-    def _inner_options(self) -> dict[str, Any]:
-        """The options without those of the process, as plain data."""
-        return self.options.model_dump(mode="json", exclude=set(ProcessOptions.model_fields))
 
     def _check_installed(self) -> None:
         if self.needs is not None and importlib.util.find_spec(self.needs[0]) is None:

@@ -30,15 +30,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from squelch.envs.contract import Opening
 from squelch.envs.wording import PromptName
+from squelch.kit.base import frames
 from squelch.kit.untrusted.files import MIB, shortened, size_text
 
 START_S = 60.0
@@ -52,7 +51,6 @@ _CHILD = (sys.executable, "-s", "-P", str(Path(__file__).with_name("child.py")))
 _FIXED = {"PYTHONHASHSEED": "0", "PYTHONPATH": "", "PYTHONUNBUFFERED": ""}
 """Variables of the process. The order of a set of texts follows from the hash seed, and some environments draw from
 sets."""
-_HEAD = 4
 _LAST_FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
@@ -62,10 +60,6 @@ class ProcessLost(RuntimeError):
 
 class TimedOut(RuntimeError):
     """The call did not return in time."""
-
-
-class OversizeError(Exception):
-    """An answer of more than `MAX_REPLY` bytes."""
 
 
 class CallError(RuntimeError):
@@ -128,27 +122,8 @@ class _Child:
 
     def send(self, message: dict[str, Any]) -> None:
         """Raises OSError if the process is gone or does not read."""
-        body = json.dumps(message).encode()
         self.channel.settimeout(self._target.timeout_s)
-        self.channel.sendall(len(body).to_bytes(_HEAD, "big") + body)
-
-    def receive(self, deadline: float) -> bytes:
-        """The next frame; empty if the process has ended. Raises TimeoutError at the deadline, and OversizeError."""
-        head = self._exactly(_HEAD, deadline)
-        size = int.from_bytes(head, "big")
-        if size > MAX_REPLY:
-            raise OversizeError
-        return self._exactly(size, deadline)
-
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            self.channel.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = self.channel.recv(min(count - len(parts), 1 << 16))
-            if not part:
-                return b""
-            parts += part
-        return bytes(parts)
+        frames.send(self.channel, json.dumps(message).encode())
 
     def end(self) -> str:
         """Ends the process and all that it started; returns the end of what it wrote."""
@@ -194,16 +169,14 @@ class EnvironmentProcess:
         call = {"environment": environment, "method": method, "arguments": arguments, "forget": forgotten}
         try:
             child.send({**call, "timeout_s": bound + begins})
-            reply = child.receive(time.monotonic() + bound + begins + WATCHDOG_S)
+            reply = frames.receive(child.channel, MAX_REPLY, time.monotonic() + bound + begins + WATCHDOG_S)
         except TimeoutError:
             raise self._end(method, late=True) from None
-        except OversizeError:
+        except frames.Oversize:
             self._end(method)
             raise ProcessLost(f"the environment answered {method}() with more than {size_text(MAX_REPLY)}") from None
-        except OSError:
-            reply = b""
-        if not reply:
-            raise self._end(method)
+        except (OSError, EOFError):
+            raise self._end(method) from None
         child.is_ready = True
         answer = json.loads(reply)
         if "error" in answer:
@@ -256,40 +229,15 @@ class Session:
         weakref.finalize(self, process.forget, self._name)
 
     def make(self) -> None:
-        """Makes the environment; the properties below and the other calls need it."""
+        """Makes the environment, before any other call."""
         with self._process.lock:
             self._make = Call(self._make.method, self._make.arguments, self._exchange(self._make))
             self._generation = self._process.generation
 
     @property
-    def rules(self) -> str:
-        """The environment's rules."""
-        return str(self._make.value[0])
-
-    @property
-    def wording(self) -> dict[str, Any] | None:
-        """The fields of the environment's `wording`, if it has one."""
-        return self._make.value[1]
-
-    @property
-    def noise(self) -> tuple[bool, bool]:
-        """`stochastic` and `shared_noise` of the environment."""
-        stochastic, shared = self._make.value[2]
-        return stochastic, shared
-
-    @property
-    def turns(self) -> tuple[int, int]:
-        """`max_turns` and `max_actions_per_turn` of the environment."""
-        turns, actions = self._make.value[3]
-        return turns, actions
-
-    def notes(self) -> list[str]:
-        """The environment's messages to the user at the start of a run. The call changes no state, as `read_action`."""
-        return self._answer("notes")
-
-    def longest_openings(self) -> list[Opening]:
-        """The longest first messages of a task. The call changes no state, as `read_action`."""
-        return [Opening(messages, tools) for messages, tools in self._answer("longest_openings")]
+    def facts(self) -> list[Any]:
+        """What the environment was when it was made: the value of `make` in the head of `child`."""
+        return self._make.value
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""
@@ -300,24 +248,13 @@ class Session:
         """Plays an action."""
         return self._played("step", action)
 
-    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
-        """The rewards of the task's trajectories. The call changes no state, as `read_action`."""
-        return self._answer("group_rewards", list(completions), [list(map(int, ids)) for ids in completion_ids])
-
-    def read_action(self, text: str) -> str | None:
-        """The action that a text means. The call changes nothing, so a successor of the process does not repeat it."""
-        return self._answer("read_action", text)
-
-    def same_action(self, one: str, other: str) -> bool:
-        """Whether two actions are the same. The call changes no state, as `read_action`."""
-        return self._answer("same_action", one, other)
-
     def _played(self, method: str, *arguments: Any) -> Any:
-        value = self._answer(method, *arguments)
+        value = self.ask(method, *arguments)
         self._history.append(Call(method, arguments, value))
         return value
 
-    def _answer(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The value of a call that changes no state, so that a successor of the process does not repeat it."""
         with self._process.lock:
             self._process.start()
             if self._generation != self._process.generation:

@@ -74,7 +74,8 @@ class Prompts(OwnProcess, GroupRewarded):
 
     def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
         """As `PromptTask.group_rewards`."""
-        return self._session.group_rewards(completions, completion_ids)
+        ids = [list(map(int, own)) for own in completion_ids]
+        return self._session.ask("group_rewards", list(completions), ids)
 
 
 class PromptTask(Environment, GroupRewarded):

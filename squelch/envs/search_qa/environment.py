@@ -11,11 +11,12 @@ A query or an answer is cut at `MAX_ARGUMENT` characters. A search may wait for 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Any
 
 from gymnasium.spaces import Text
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.base import TextEnv
 from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
@@ -70,15 +71,13 @@ class SearchQAOptions(Settings):
     cache: str | None = None
     """Folder of the index; by default that in the variable SQUELCH_CACHE, else the user's cache folder."""
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> SearchQAOptions:
+    def _faults(self) -> Iterator[str]:
         if self.min_hops > self.max_hops:
-            raise ValueError(f"min_hops={self.min_hops} is above max_hops={self.max_hops}")
+            yield f"min_hops={self.min_hops} is above max_hops={self.max_hops}"
         if self.subset is not None and self.questions is None:
-            raise ValueError(f"subset={self.subset!r} without questions; name their data set too")
+            yield f"subset={self.subset!r} without questions; name their data set too"
         if self.corpus is not None and self.retriever_url is not None:
-            raise ValueError("corpus and retriever_url exclude each other; the retriever has a corpus of its own")
-        return self
+            yield "corpus and retriever_url exclude each other; the retriever has a corpus of its own"
 
 
 class SearchQA(TextEnv, Demonstrator):

@@ -12,16 +12,17 @@ Invariants:
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Literal, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from squelch.envs.retrieval import Passage
 from squelch.envs.search_qa.questions import Question
 from squelch.envs.wording import choose
 from squelch.kit.records.splits import MAX_DRAWS, Split, split_of, task_key_of
+from squelch.kit.untrusted.text import own_yaml
 
 Kind = Literal["person", "work", "company", "city", "country"]
 SHARES: dict[Kind, float] = {"work": 0.3, "company": 0.12, "city": 0.15, "country": 0.03}  # the rest are people
@@ -30,17 +31,8 @@ WORLD_VERSION = 1
 """Increase it with every change of names or facts, so that indices of older worlds are not used."""
 VALUE_RATE = 0.7  # probability that a question asks for one of few values, which a guess can hit
 
-_FIRST = re.findall(
-    r"\w+",
-    "Ada Ben Cora Dan Eli Fay Gus Hana Ivo Jun Kai Lea Max Nia Otto Pia Quin Rosa Sam Tess Uma Vera Wim Xenia Yara Zoe "
-    "Alma Boris Clara Diego Edda Felix Greta Hugo Ines Jonas Karin Lars Mona Nils",
-)
-_ADJECTIVES = re.findall(
-    r"\w+",
-    "Silver Golden Broken Hidden Silent Burning Frozen Crimson Hollow Distant Gentle Bitter Empty Velvet Ancient Wild "
-    "Quiet Stolen Endless Secret Falling Rising Pale Iron Glass Painted Lost Sleeping Bright Narrow Drifting Second",
-)
-_FIRMS = ("Press", "Labs", "Works", "Motors", "Foods", "Mills", "Studios", "Lines")
+_WORDS: Any = own_yaml(Path(__file__).with_suffix(".yaml"))
+_FIRST, _ADJECTIVES, _FIRMS = (_WORDS[name].split() for name in ("first", "adjectives", "firms"))
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvzhj" for vowel in "aeiou"]
 _MASK = 2**64 - 1
 _STRIDE = 2654435761  # coprime to the number of syllables, so that neighbours get dissimilar names
@@ -64,34 +56,10 @@ class Entity:
 
 
 RELATIONS: dict[Kind, tuple[Relation, ...]] = {
-    "person": (
-        Relation("birthplace", "city"),
-        Relation("employer", "company"),
-        Relation("teacher", "person"),
-        Relation("profession", values=("baker", "pilot", "judge", "nurse", "miner", "poet", "tailor", "spy")),
-        Relation("instrument", values=("flute", "piano", "drum", "harp", "violin", "organ", "lute", "horn")),
-    ),
-    "work": (
-        Relation("author", "person"),
-        Relation("publisher", "company"),
-        Relation("genre", values=("comedy", "tragedy", "satire", "romance", "horror", "fable", "western", "memoir")),
-    ),
-    "company": (
-        Relation("founder", "person"),
-        Relation("seat", "city"),
-        Relation("industry", values=("steel", "paper", "glass", "coal", "silk", "salt", "timber", "copper")),
-    ),
-    "city": (
-        Relation("country", "country"),
-        Relation("mayor", "person"),
-        Relation("sport", values=("tennis", "rowing", "chess", "boxing", "hockey", "golf", "judo", "polo")),
-    ),
-    "country": (
-        Relation("capital", "city"),
-        Relation("leader", "person"),
-        Relation("language", values=("bakari", "solune", "temish", "oradic", "velan", "kunda", "irrish", "palo")),
-        Relation("currency", values=("crown", "dinar", "florin", "mark", "shell", "ducat", "thaler", "grain")),
-    ),
+    kind: tuple(
+        Relation(name, to) if isinstance(to, str) else Relation(name, values=tuple(to)) for name, to in found.items()
+    )
+    for kind, found in _WORDS["relations"].items()
 }
 
 

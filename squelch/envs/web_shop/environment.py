@@ -14,12 +14,13 @@ of the task (`result_buttons: id` asks for it).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from gymnasium.spaces import Text
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.base import TextEnv
 from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
@@ -85,13 +86,11 @@ class WebShopOptions(Settings):
     cache: str | None = None
     """Folder of the index; by default that in the variable SQUELCH_CACHE, else the user's cache folder."""
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> WebShopOptions:
+    def _faults(self) -> Iterator[str]:
         if (self.products is None) != (self.attributes is None):
-            raise ValueError("products and attributes belong together: name both of WebShop's files, or neither")
+            yield "products and attributes belong together: name both of WebShop's files, or neither"
         if self.instructions is not None and self.products is None:
-            raise ValueError("instructions without products; name the files of the products too")
-        return self
+            yield "instructions without products; name the files of the products too"
 
 
 class WebShop(TextEnv, Demonstrator):
@@ -107,14 +106,11 @@ class WebShop(TextEnv, Demonstrator):
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
         super().__init__(split, render_mode, **options)
         o = self.options
-        self._limits = Limits(o.per_page, o.max_title_length, o.max_text_length, o.max_values, self._numbered(o))
+        numbered = (o.result_buttons or ("number" if o.products is None else "id")) == "number"
+        self._limits = Limits(o.per_page, o.max_title_length, o.max_text_length, o.max_values, numbered)
         self._shop = _open_shop(o.products, o.attributes, o.instructions, o.num_products, o.shop_seed, o.cache)
         self._index = self._shop.index
         self._shop.goal(0, self.split)  # raises errors in the goals before actors start
-
-    @staticmethod
-    def _numbered(options: WebShopOptions) -> bool:
-        return (options.result_buttons or ("number" if options.products is None else "id")) == "number"
 
     def read_action(self, text: str) -> str | None:
         """As `read_bracketed`; names of buttons become lower case."""
@@ -132,7 +128,7 @@ class WebShop(TextEnv, Demonstrator):
         if place.kind == "bought":
             return BOUGHT
         if place.kind == "results":
-            page = results_page(place, [self._shop.product(row) for row in self._shown()], self._limits)
+            page = results_page(place, list(map(self._shop.product, place.shown(self.options.per_page))), self._limits)
         elif place.kind == "item":
             page = item_page(place, self._product(), self._limits)
         else:
@@ -254,9 +250,6 @@ class WebShop(TextEnv, Demonstrator):
         """Rows on the page of results by the button that opens them."""
         rows = enumerate(place.shown(self.options.per_page))
         return {result_button(self._shop.product(row), at, self._limits).lower(): row for at, row in rows}
-
-    def _shown(self) -> tuple[int, ...]:
-        return self._place.shown(self.options.per_page)
 
     def _product(self) -> Product:
         return self._shop.product(self._place.row)

@@ -12,17 +12,20 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from squelch.envs.retrieval import Index, Passage, open_index
 from squelch.envs.web_shop.products import Goal, Product
 from squelch.envs.wording import choose, draw_distinct
 from squelch.kit.records.splits import MAX_DRAWS, Split, split_of, task_key_of
+from squelch.kit.untrusted.text import own_yaml
 
 SHOP_VERSION = 1
 """Increase it with every change of the products, so that indices of older shops are not used."""
 MIN_PRODUCTS = 10
 ATTRIBUTES_EACH = 3
-COLORS = ("red", "blue", "green", "black", "white", "pink", "grey", "brown")
 PRICE_STEP = 10.0
 PRICE_STEPS = 4  # a goal's limit is one of the next multiples of PRICE_STEP above the price (WebShop's goals)
 
@@ -41,32 +44,7 @@ class Department:
     options: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-DEPARTMENTS = (
-    Department(
-        "clothing",
-        ("shirt", "jacket", "dress", "sweater", "coat", "skirt", "hat", "scarf"),
-        ("cotton", "linen", "wool", "slim fit", "machine wash", "waterproof", "lightweight", "hand made"),
-        (("color", COLORS), ("size", ("s", "m", "l", "xl"))),
-    ),
-    Department(
-        "kitchen",
-        ("kettle", "pan", "mug", "knife", "bowl", "toaster", "tray", "jar"),
-        ("stainless steel", "non stick", "dishwasher safe", "bpa free", "heat resistant", "stackable", "solid", "oak"),
-        (("color", COLORS),),
-    ),
-    Department(
-        "electronics",
-        ("headphones", "speaker", "keyboard", "mouse", "charger", "camera", "lamp", "clock"),
-        ("wireless", "noise cancelling", "fast charging", "usb port", "portable", "long life", "quiet", "foldable"),
-        (("color", COLORS), ("pack", ("single", "double", "triple"))),
-    ),
-    Department(
-        "beauty",
-        ("soap", "shampoo", "lotion", "perfume", "lipstick", "brush", "cream", "oil"),
-        ("cruelty free", "sulfate free", "long lasting", "natural", "travel size", "vegan", "organic", "gentle"),
-        (("scent", ("rose", "lemon", "mint", "vanilla", "cedar", "lavender")), ("size", ("50 ml", "100 ml", "200 ml"))),
-    ),
-)
+DEPARTMENTS = TypeAdapter(tuple[Department, ...]).validate_python(own_yaml(Path(__file__).with_suffix(".yaml")))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
@@ -96,6 +96,9 @@ class Wish:
     options: tuple[str, ...] | None
 
 
+_PRODUCT, _WISH, _DESCRIBED = TypeAdapter(Product), TypeAdapter(Wish), TypeAdapter(dict[Asin, Described])
+
+
 class PublishedShop:
     """The published products as a catalogue. The wishes of each split are stored on disk next to the index."""
 
@@ -121,7 +124,7 @@ class PublishedShop:
             identity = f"{split}\n{file_identity(self._files)}"
             self._goals[split] = open_index("goals", identity, lambda: self._owned(split), self._cache)
         turn, place = divmod(seed, len(self._goals[split]))
-        wish = Wish(**_with_tuples(json.loads(self._goals[split].passage(place).payload)))
+        wish = _WISH.validate_json(self._goals[split].passage(place).payload)
         product = self.product(wish.row)
         return _goal(wish, product, wish.options if wish.options is not None else _combination(product, turn))
 
@@ -142,7 +145,7 @@ class PublishedShop:
 
 
 def _passages(products: str, attributes: str) -> Iterator[Passage]:
-    described = _read_mapping(attributes, Described)
+    described = _read_mapping(attributes, _DESCRIBED)
     rows = read_rows(products, "train", ProductRow)
     seen: set[Asin] = set()
     for number, row in enumerate(rows):
@@ -185,14 +188,7 @@ def _price(text: str | None, rows: Rows[ProductRow], number: int) -> float:
 
 @lru_cache(maxsize=2**14)
 def _unpack(payload: str) -> Product:
-    fields: dict[str, Any] = json.loads(payload)
-    options = tuple((name, tuple(values)) for name, values in fields.pop("options"))
-    return Product(**_with_tuples(fields), options=options)
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with tuples in place of lists, because JSON has lists only."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return _PRODUCT.validate_json(payload)
 
 
 def _written(path: str) -> list[tuple[Asin, Wish]]:
@@ -201,7 +197,7 @@ def _written(path: str) -> list[tuple[Asin, Wish]]:
             asin,
             Wish(-1, one.instruction.strip("."), tuple(one.instruction_attributes), _values(one.instruction_options)),
         )
-        for asin, several in _read_mapping(path, list[Written]).items()
+        for asin, several in _read_mapping(path, TypeAdapter(dict[Asin, list[Written]])).items()
         for one in several
         if one.instruction_attributes
     ]
@@ -219,29 +215,23 @@ def _spaced(value: str) -> str:
 def _synthetic(path: str) -> list[tuple[Asin, Wish]]:
     return [
         (asin, Wish(-1, one.instruction, tuple(one.instruction_attributes), None))
-        for asin, one in _read_mapping(path, Described).items()
+        for asin, one in _read_mapping(path, _DESCRIBED).items()
         if one.instruction and one.instruction_attributes
     ]
 
 
-def _read_mapping(path: str, kind: type[T]) -> dict[Asin, T]:
+def _read_mapping(path: str, entries: TypeAdapter[dict[Asin, T]]) -> dict[Asin, T]:
     """A JSON object with an entry for each ASIN; ValueError names file, ASIN and column."""
     content = parse_json(read_bytes(Path(path), MAX_MAPPING), path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: an object with an entry for each ASIN is needed (got {brief(content)})")
-    adapter = TypeAdapter(kind)
-    return {asin: _checked(adapter, path, asin, entry) for asin, entry in content.items()}
-
-
-def _checked(adapter: TypeAdapter[T], path: str, asin: Asin, entry: Any) -> T:
     try:
-        return adapter.validate_python(entry)
+        return entries.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        column = ".".join(map(str, first["loc"])) or "the entry"
-        raise ValueError(
-            f"{path}, ASIN {shortened(asin, 80)}, column {column}: {first['msg']} (got {brief(first['input'])})"
-        ) from error
+        asin, *column = map(str, first["loc"])
+        named = f"{path}, ASIN {shortened(asin, 80)}, column {'.'.join(column) or 'the entry'}"
+        raise ValueError(f"{named}: {first['msg']} (got {brief(first['input'])})") from error
 
 
 def _combination(product: Product, number: int) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The base of every configuration model: frozen, complete, and strict about unknown keys."""
 
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator, model_validator
 
 
 class Settings(BaseModel):
@@ -28,6 +29,16 @@ class Settings(BaseModel):
             if bool in kinds and str not in kinds:
                 raise ValueError("must be true or false, not text")
         return value
+
+    def _faults(self) -> Iterable[str]:
+        """What is wrong with the settings together, each of which is right; the first is the error."""
+        return ()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
 
 
 def whole_or_auto(least: int) -> BeforeValidator:

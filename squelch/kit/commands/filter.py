@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from squelch.kit.archive.parts import GROUPS, parts_in
 from squelch.kit.archive.reader import CONFIG
 from squelch.kit.archive.store import LocalStore
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.lookup import look_up
-from squelch.kit.commands.arguments import add_compat, add_file, add_format
 from squelch.kit.commands.filter_table import filter_table
-from squelch.kit.filter.rules import RULES, EpsilonUnit
+from squelch.kit.filter.rules import RULES
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS
 from squelch.kit.process.terminal import aligned, remark, say, say_json
@@ -41,102 +40,8 @@ if TYPE_CHECKING:
     from squelch.kit.filter.measure import GroupStatistics
     from squelch.kit.readers.reward_tables import RewardTable
 
-FILTER_HELP = """\
-Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
-section 3.3 and appendix G.1). Nothing is trained; the file is only read.
 
-FILE is one of
-  an .npz with `rewards` (num_groups, group_size): episode returns without format penalty, NaN for a failed trajectory;
-      optional, of the same shape: `lengths` (sampled tokens), `surprisals` (mean -log p of the sampled tokens, nats),
-      `penalties` (format penalties, used by --compat ragen); for the coverage of kinds of tasks `kinds`
-      (num_groups,): names or numbers
-  a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately
-  what another trainer wrote (docs/guide/use-with-other-trainers.md), or a .jsonl, .json or .parquet with one
-      completion per row: a column of prompts or groups, and one or more of rewards; a missing reward does not count"""
-
-FILTER_EPILOG = """\
-examples:
-  squelch filter rewards.npz
-  squelch filter rewards.npz --rule top_k --rho 0.25 --json
-  squelch filter runs/frozenlake --rule min_p --rho 0.2
-  squelch filter completions_00100.parquet --reward accuracy_reward format_reward=0.5
-  squelch filter rewards.npz --compat ragen        standard deviation of rewards with format penalties"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = FILTER_HELP, f"{_tables()}\n\n{FILTER_EPILOG}"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_file(parser)
-    fields = FilterConfig.model_fields
-    parser.add_argument(
-        "--rule",
-        type=_name_of(RULES, "rule"),
-        choices=tuple(RULES),
-        default="top_p",
-        help="selection rule (default: top_p)",
-    )
-    parser.add_argument(
-        "--rho",
-        type=float,
-        default=fields["rho"].default,
-        help="top_p: share of the summed statistic to keep; top_k: share of groups; min_p: share of the largest score; "
-        "in (0, 1] (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--statistic",
-        type=_name_of(STATISTICS, "statistic"),
-        choices=tuple(STATISTICS),
-        default="reward_variance",
-        help="statistic by which groups are ranked (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--reward",
-        nargs="+",
-        default=(),
-        metavar="NAME[=WEIGHT]",
-        help="columns of rewards that are summed, weight 1 if none is given (default: the only one that there is)",
-    )
-    parser.add_argument(
-        "--group", metavar="COLUMN", help="column that tells groups apart (default: the prompt's id or text)"
-    )
-    add_format(parser)
-    parser.add_argument(
-        "--keep",
-        choices=("largest", "smallest"),
-        default="largest",
-        help="keep the groups with the largest or the smallest scores (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--include-zero",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="whether groups whose |score| <= 1e-10 may be kept (default: no)",
-    )
-    parser.add_argument(
-        "--epsilon",
-        type=float,
-        default=fields["epsilon"].default,
-        help="top_p: tolerance of the threshold, in --epsilon-unit (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--epsilon-unit",
-        choices=get_args(EpsilonUnit),
-        help="top_p: relative: --epsilon is a share of the largest score; absolute: it is in the statistic's unit "
-        "(default: relative; absolute with --compat ragen)",
-    )
-    parser.add_argument(
-        "--band",
-        type=float,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        default=(0.0, 1.0),
-        help="band: keep scores between these quantiles",
-    )
-    add_compat(parser, "standard deviation of rewards with format penalties, at least one group for top_k")
-
-
-def _tables() -> str:
+def tables() -> str:
     """The meaning of each statistic and each rule."""
     statistics = [(f"  {entry.name}", f"{entry.help} ({entry.unit})") for entry in STATISTICS.values()]
     rules = [(f"  {rule.name}", rule.keeps) for rule in RULES.values()]
@@ -155,6 +60,9 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
 
     return read
 
+
+rule, statistic = _name_of(RULES, "rule"), _name_of(STATISTICS, "statistic")
+"""Readers of `--rule` and `--statistic`."""
 
 NEEDED = "give an .npz with `rewards`, a run's folder, or a .jsonl, .json or .parquet with rewards"
 COLUMNS = (
@@ -371,14 +279,14 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
     chosen = [_decision(path, window, config) for window in windows]
     variances = [variance for found in chosen for variance in found.variances.tolist()]
     rows = [row for window, found in zip(windows, chosen, strict=True) for row in _rows(window, found)]
-    kept = [row["decision"] == "kept" for row in rows]
+    kept, told = [row["decision"] == "kept" for row in rows], ("index", "reason", "decision", "code")
     whole: dict[str, Any] = {
         "kept": [row["index"] for row in rows if row["decision"] == "kept"],
         "statistic": [row["score"] for row in rows],
         "kept_mass": kept_mass(variances, kept),
         "kept_fraction": kept_fraction(kept),
         "num_zero": sum(found.num_zero for found in chosen),
-        "rejected": [_rejected(row) for row in rows if row["decision"] != "kept"],
+        "rejected": [{key: row[key] for key in told} for row in rows if row["decision"] != "kept"],
         "num_groups": len(rows),
         "filter": config.describe(),
         "compat": config.compat,
@@ -429,10 +337,6 @@ def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any
     effective |= {"kept": effective_number(kept.values())} if kept else {}
     kinds = {kind: {"groups": number, "kept": kept[kind]} for kind, number in played.most_common()}
     return {"kinds": kinds, "effective_kinds": effective}
-
-
-def _rejected(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row[key] for key in ("index", "reason", "decision", "code")}
 
 
 def _step_row(window: Window, found: FilterResult) -> dict[str, Any]:

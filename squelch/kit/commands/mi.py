@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.base.errors import UserError, as_user_error
-from squelch.kit.commands.arguments import add_compat, add_file, natural, positive
 from squelch.kit.commands.filter import read_npz
 from squelch.kit.process.terminal import aligned, known, say, say_json
 from squelch.kit.readers.records import suffix_of
@@ -23,44 +22,6 @@ if TYPE_CHECKING:
 
     from squelch.kit.diagnosis.proxies import Compat, Proxies
     from squelch.kit.diagnosis.uncertainty import Uncertainty
-
-MI_HELP = """\
-Does the reasoning depend on its input? Computes the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) from a
-matrix of log-likelihoods.
-
-FILE is an .npz with
-  log_likelihood (N, K, N)   log p(Z_ik | X_j), natural log, summed over the tokens of reasoning k of prompt i
-  lengths (N, K)             tokens of each reasoning; 0 where a reasoning is missing
-  prompt_id (N)              optional; identical prompts have equal ids
-If log_likelihood and lengths have a leading time axis, the command prints one result per time and updates the moving
-average from one to the next."""
-
-MI_EPILOG = """\
-how to read it:
-  template collapse: retrieval accuracy is at its chance level, MI lies within its null distribution, entropy is high
-  [low, high] is a 95% interval over prompts; null is the value when prompts are assigned at random
-  MI per sequence is at most the entropy of the prompts (log N if all differ), so more distinct prompts can show more
-
-examples:
-  squelch mi scores.npz
-  squelch mi scores.npz --json --compat ragen"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = MI_HELP, MI_EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_file(parser)
-    parser.add_argument(
-        "--half-width",
-        type=positive(float),
-        default=0.05,
-        metavar="NATS",
-        help="print how many prompts a 95%% interval of MI-Est with this half width needs, in nats per token "
-        "(default: 0.05)",
-    )
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the resampling (default: %(default)s)")
-    add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
 
 
 def run(args: argparse.Namespace) -> int:

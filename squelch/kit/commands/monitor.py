@@ -35,9 +35,8 @@ from typing import TYPE_CHECKING, Any
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.package import installed_version, require_scoring
-from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
-from squelch.kit.commands.score import NotRead, add_scoring, where
+from squelch.kit.commands.score import NotRead, where
 from squelch.kit.findings.finder import Change, Findings
 from squelch.kit.findings.words import ALARMS, plain, step_lines
 from squelch.kit.process.signals import Interrupted, listening
@@ -50,15 +49,6 @@ if TYPE_CHECKING:
     from squelch.kit.api.monitor import Monitor
     from squelch.kit.metrics.exporter import Recorder
 
-HELP = """\
-Follows a folder into which another trainer writes its samples, scores each new step under the weights that sampled it,
-and serves MI, D, the regime and alarms at /metrics, under the names of `squelch train`: its dashboards and alerts show
-the run. docs/guide/use-with-other-trainers.md says what each trainer must be told to write."""
-EPILOG = """\
-examples:
-  squelch monitor out/completions --model out                   TRL: out/checkpoint-10 sampled completions_00011
-  squelch monitor rollouts --model merged --initial Qwen3-0.6B --every 10
-  squelch monitor out/completions --model out --once --json     what is there, without waiting"""
 STATE = "squelch-monitor.state"
 """No suffix of a file of samples."""
 MAX_STATE = 64 * MIB
@@ -73,29 +63,6 @@ SHOWN = (
     ("probe/link/dependence_share", "D / surprise", ""),
 )
 """Metrics of a scored step's line: key, name and unit."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = HELP, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", metavar="DIR", type=Path, help="folder of the samples")
-    parser.add_argument(
-        "--model", type=Path, required=True, metavar="CHECKPOINTS", help="folder in which the trainer keeps checkpoints"
-    )
-    parser.add_argument("--initial", type=Path, metavar="DIR", help="the initial model, which sampled the first step")
-    seconds = positive(float)
-    parser.add_argument("--every", type=positive(int), default=1, metavar="N", help="score at most every Nth step")
-    parser.add_argument("--wait", type=seconds, default=3600.0, metavar="S", help="seconds for a checkpoint (3600)")
-    parser.add_argument("--idle", type=seconds, default=86400.0, metavar="S", help="end after S without news (86400)")
-    parser.add_argument("--poll", type=seconds, default=5.0, metavar="S", help="seconds between two looks (5)")
-    parser.add_argument("--once", action="store_true", help="score what is there and end; serve nothing")
-    parser.add_argument("--state", type=Path, metavar="FILE", help=f"where to go on (default: DIR/{STATE})")
-    parser.add_argument("--host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
-    parser.add_argument("--port", type=natural, help="port of /metrics (default: the first free of 9464 to 9473)")
-    parser.add_argument("--max-prompts", type=positive(int), default=64, metavar="N", help="of a step (default: 64)")
-    add_scoring(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,15 +12,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from squelch.kit.base.disk import whole_file
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.package import require_scoring
-from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
-from squelch.kit.commands.score_evidence import OF_THE_POLICY, SCORER_HELP, refuse_with_scorer, say_evidence
+from squelch.kit.commands.score_evidence import refuse_with_scorer, say_evidence
 from squelch.kit.process.terminal import aligned, say, say_json
-from squelch.kit.text.answer_start import COMPLETION, MARKED, Reasoning
 from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
 from squelch.kit.untrusted.text import parse_json
 
@@ -36,114 +34,9 @@ if TYPE_CHECKING:
 
 MAX_TOOLS = 16 * MIB
 
-SCORE_HELP = """\
-Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
-prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, names the regime, and lists the
-reasonings that fit every prompt (templates). If rows have answers, it also says whether they follow from the reasoning.
-
-FILE is what TRL, verl, verifiers, prime-rl, NeMo-RL, AReaL, slime or SkyRL wrote, recognised by its columns
-(docs/guide/use-with-other-trainers.md), or a folder of such files; or a .jsonl (also .gz, .zst), .json or .parquet of
-your own with one reasoning per row, all of one training step:
-  as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
-            `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
-  as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
-            (and `answer_ids`, from the closing of the reasoning to the end of the answer)
-  optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step;
-            `images` (or `image`): the pictures that the prompt shows, for a model with a vision tower
-Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
-
-SCORE_EPILOG = """\
-how to read it: see `squelch mi --help`; docs/guide/reasoning.md
-  gap: log p(z|own prompt) - log mean p(z|other prompts), in nats; a reasoning with a gap of 0 or less fits any prompt
-
-examples:
-  squelch score completions_00100.parquet --model checkpoint-99
-  squelch score rollouts/100.jsonl --model policy/ --out scores.npz --json"""
-
 
 class NotRead(UserError):
     """A file of samples or the model cannot be read; where both are of a training, perhaps they are being written."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = SCORE_HELP, SCORE_EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_file(parser)
-    by = parser.add_mutually_exclusive_group(required=True)
-    by.add_argument("--model", type=Path, metavar="DIR", help="Hugging Face folder of the policy that sampled them")
-    by.add_argument("--scorer", type=Path, metavar="DIR", help=SCORER_HELP)
-    parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
-    parser.add_argument("--step", type=int, help="score only the rows of this step")
-    parser.add_argument(
-        "--force", action="store_true", help="print the result even if the model cannot have written the reasonings"
-    )
-    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
-    parser.add_argument(
-        "--templates", type=natural, default=5, metavar="N", help="list N reasonings that fit every prompt (default: 5)"
-    )
-    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
-    add_scoring(parser)
-    add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
-    parser.set_defaults(defaults={name: parser.get_default(name) for name in OF_THE_POLICY})
-
-
-def add_scoring(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments by which rows are read and scored, which `squelch monitor` has too."""
-    parser.add_argument("--base", type=Path, metavar="DIR", help="folder of the base model of a LoRA adapter")
-    add_format(parser)
-    parser.add_argument(
-        "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--reasoning",
-        choices=get_args(Reasoning),
-        default=MARKED,
-        help="where the reasoning lies in a completion: marked, between markers; before_answer, from its begin to that "
-        "of the answer; completion, not known (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--answer",
-        default="",
-        metavar="TEXT",
-        help="with before_answer: what answers begin with, such as '\\boxed{', '####' or 'Answer:', or re: with an "
-        "expression of RE2",
-    )
-    parser.add_argument(
-        "--markers",
-        nargs=2,
-        default=("<think>", "</think>"),
-        metavar=("OPEN", "CLOSE"),
-        help="markers around the reasoning in a completion (default: <think> </think>)",
-    )
-    parser.add_argument(
-        "--turns",
-        choices=("first", "all"),
-        default="first",
-        help="which turns of a rollout are scored, each under its own prompt; the first of a conversation in a file of "
-        "chats is its last (default: first)",
-    )
-    parser.add_argument(
-        "--tools",
-        type=Path,
-        metavar="JSON",
-        help="file with the list of JSON schemas that the chat template shows, for rows without a column `tools`",
-    )
-    parser.add_argument(
-        "--pictures", type=Path, metavar="DIR", help="folder of the paths of pictures (default: the file's own)"
-    )
-    parser.add_argument(
-        "--resize", action="store_true", help="resize pictures whose sides do not fit, as the model's processor does"
-    )
-    parser.add_argument("--whole", dest="reasoning", action="store_const", const=COMPLETION, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda if available)")
-    parser.add_argument(
-        "--token-budget", type=positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the resampling and of --max-prompts")
 
 
 def run(args: argparse.Namespace) -> int:

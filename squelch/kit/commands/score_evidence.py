@@ -21,15 +21,11 @@ OF_THE_POLICY = {
     **{"half_width": "--half-width", "links": "--no-links", "turns": "--turns all"},
 }
 """Flags, by argument, that have no meaning with another model than the policy."""
-SCORER_HELP = (
-    "folder of another model, for a policy whose weights nobody has: says whether the reasonings depend on their "
-    "prompts as far as this model shows, and names no regime"
-)
 
 
 def refuse_with_scorer(args: argparse.Namespace) -> None:
-    """UserError for a flag that has no meaning with a scorer. `args.defaults`: the values of those not given."""
-    given = next((name for name, value in args.defaults.items() if getattr(args, name) != value), None)
+    """UserError for a flag that has no meaning with a scorer. `args.default`: the value of one that is not given."""
+    given = next((name for name in OF_THE_POLICY if getattr(args, name) != args.default(name)), None)
     if given == "turns":
         raise UserError(
             "--turns all with --scorer: the prompt of a later turn holds what the same rollout wrote, so that the rows "

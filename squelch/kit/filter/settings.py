@@ -1,8 +1,9 @@
 """Settings of the filter. Imports neither numpy, Ray nor torch, because the command line imports this at start."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.kit.base.settings import Settings
 from squelch.kit.filter.rules import RULES, EpsilonUnit
@@ -64,16 +65,24 @@ class FilterConfig(Settings):
     """Fewest groups that a step keeps if the rule keeps any and so many have a score above zero; the best of the
     dropped groups are added. 0: no floor."""
 
-    @model_validator(mode="after")
-    def _floors_do_something(self) -> "FilterConfig":
+    def _faults(self) -> Iterator[str]:
         if self.rule == "none" and (self.kind_floor or self.min_groups):
-            raise ValueError("kind_floor and min_groups do nothing with rule=none, which keeps every group; drop them")
+            yield "kind_floor and min_groups do nothing with rule=none, which keeps every group; drop them"
         if self.window == "sliding" and self.min_groups:
-            raise ValueError(
+            yield (
                 f"min_groups={self.min_groups} counts the groups of a step, and window=sliding decides on each on its "
                 "arrival; set filter.window=whole"
             )
-        return self
+        if self.compat == "ragen" and self.epsilon_unit == "relative":
+            yield "epsilon_unit=relative is not in the authors' code; set filter.compat=paper, or drop epsilon_unit"
+        if self.rule == "top_p" and self.unit_of_epsilon == "relative" and self.epsilon > 1:
+            yield (
+                f"epsilon={self.epsilon:g} is a share of the largest score and cannot exceed 1; lower it, or set "
+                "filter.epsilon_unit=absolute"
+            )
+        low, high = self.band
+        if not 0 <= low <= high <= 1:
+            yield f"band is {low:g}..{high:g}; it needs two quantiles with 0 <= lower <= upper <= 1"
 
     @property
     def limit_reached(self) -> str:
@@ -94,26 +103,6 @@ class FilterConfig(Settings):
     def unit_of_epsilon(self) -> EpsilonUnit:
         """`epsilon_unit`; the default depends on `compat`."""
         return self.epsilon_unit or ("absolute" if self.compat == "ragen" else "relative")
-
-    @model_validator(mode="after")
-    def _epsilon_has_a_unit(self) -> "FilterConfig":
-        if self.compat == "ragen" and self.epsilon_unit == "relative":
-            raise ValueError(
-                "epsilon_unit=relative is not in the authors' code; set filter.compat=paper, or drop epsilon_unit"
-            )
-        if self.rule == "top_p" and self.unit_of_epsilon == "relative" and self.epsilon > 1:
-            raise ValueError(
-                f"epsilon={self.epsilon:g} is a share of the largest score and cannot exceed 1; lower it, or set "
-                "filter.epsilon_unit=absolute"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _band_is_ordered(self) -> "FilterConfig":
-        low, high = self.band
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"band is {low:g}..{high:g}; it needs two quantiles with 0 <= lower <= upper <= 1")
-        return self
 
 
 def _text(value: Any) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 
 from squelch.kit.base.lookup import look_up, nearest
 from squelch.kit.metrics.specification import Kind, LabelValues, MetricSpec, Section, Table
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "help": str,
@@ -61,7 +61,7 @@ def declared(module: str, **values: LabelValues) -> Table:
 def _read(path: Path, values: Mapping[str, LabelValues]) -> dict[Section, tuple[MetricSpec, ...]]:
     """Raises ValueError, which names the file and the metric, for what no metric may have."""
     found: dict[Section, tuple[MetricSpec, ...]] = {}
-    for title, metrics in parse_yaml(path.read_text(encoding="utf-8"), str(path)).items():
+    for title, metrics in own_yaml(path).items():
         if title not in set(Section):
             raise ValueError(f"{path}: no section is called `{title}`{nearest(str(title), Section)}")
         specs: list[MetricSpec] = []

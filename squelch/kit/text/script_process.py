@@ -22,14 +22,14 @@ import time
 import weakref
 from dataclasses import dataclass
 
+from squelch.kit.base.frames import receive, send
+
 WAIT_S = 300.0
 """Longest wait for an answer; the process ends itself after its bound of CPU time: a loaded machine makes that long."""
 GONE_S = 5.0
 """Longest wait for the end of a process that has closed its socket."""
-HEAD = 4
-"""Bytes of the length before each request to an `Answering` process, and before each answer."""
 MOST_BYTES = 2**28
-"""Most bytes of such an answer."""
+"""Most bytes of the answer of an `Answering` process."""
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "TZ")
 """Environment variables of the child process: what the interpreter and a template's date need."""
 
@@ -139,24 +139,8 @@ def _answered(channel: socket.socket, request: bytes) -> bytes:
     much."""
     until = time.monotonic() + WAIT_S
     channel.settimeout(WAIT_S)
-    channel.sendall(len(request).to_bytes(HEAD, "big") + request)
-    size = int.from_bytes(_received(channel, HEAD, until), "big")
-    if size > MOST_BYTES:
-        raise OSError(f"an answer of {size} bytes")
-    return bytes(_received(channel, size, until))
-
-
-def _received(channel: socket.socket, size: int, until: float) -> bytearray:
-    found = bytearray()
-    while len(found) < size:
-        if (left := until - time.monotonic()) <= 0:
-            raise TimeoutError
-        channel.settimeout(left)
-        piece = channel.recv(min(size - len(found), 2**20))
-        if not piece:
-            raise EOFError
-        found += piece
-    return found
+    send(channel, request)
+    return receive(channel, MOST_BYTES, until)
 
 
 def _command(script: str, memory_bytes: int, cpu_s: int) -> list[str]:

@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from pydantic_core import from_json
@@ -158,6 +159,11 @@ def parse_yaml(text: str, where: str, version: YamlVersion = "1.2") -> Any:
             raise Unreadable(f"{where} is not YAML: {problem}") from error
     _check_scalars(found, where)
     return found
+
+
+def own_yaml(path: Path) -> Any:
+    """The plain data of a YAML file that ships with Squelch."""
+    return parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
 def written_yaml(value: Any) -> str:

@@ -13,7 +13,8 @@ def test_the_service_decides_as_the_window_does() -> None:
     window.admit(groups[0])
     state = one.state()
     assert state == window.state()
-    assert one.close(3).decisions == window.close(3).decisions
+    decided, after = one.close(3)
+    assert decided.decisions == window.close(3).decisions and after == window.state()
 
 
 def test_the_service_takes_up_a_checkpoint() -> None:
@@ -21,4 +22,4 @@ def test_the_service_takes_up_a_checkpoint() -> None:
     first, second = FilterService(config), FilterService(config)
     assert [decision.decision for decision in first.admit(groups)] == ["kept"]
     second.restore(first.state())
-    assert second.close(3).decisions == first.close(3).decisions
+    assert second.close(3)[0].decisions == first.close(3)[0].decisions

@@ -24,9 +24,7 @@ from tests.fakes.run import settings as configured
 
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
-REPLACED = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
-FIRST = {"filter.state": 2}
-"""The first such call is a part of the start, where every death ends the run."""
+REPLACED = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close")
 """Calls during which an actor may die and the run goes on."""
 
 
@@ -110,7 +108,7 @@ def test_whatever_the_order_of_events_the_ledger_balances_and_staleness_is_bound
 def test_deaths_of_actors_that_are_replaced_lose_no_ticket_and_train_on_none_twice(
     tmp_path_factory, seed: int, staleness: int, deaths: list[tuple[str, int, bool]]
 ) -> None:
-    faults = tuple(Fault(kind, call + FIRST.get(kind, 1) - 1, "die", after) for kind, call, after in deaths)
+    faults = tuple(Fault(kind, call, "die", after) for kind, call, after in deaths)
     words = (f"loop.max_staleness={staleness}", "cluster.max_restarts=9")
     outcome, _ = made(World(configured(tmp_path_factory.mktemp("run"), *words), faults, paced(seed)))
     assert outcome.steps.admission.clock == 4
@@ -138,7 +136,7 @@ def test_groups_of_which_a_dead_worker_lost_a_part_are_retried(tmp_path: Path) -
 def test_a_death_at_every_call_of_every_actor_costs_nothing_but_time(tmp_path: Path, kind: str, after: bool) -> None:
     calls = World(configured(tmp_path / "whole"), rewards=lambda t, i: i % 2)
     made(calls)
-    for call in range(FIRST.get(kind, 1), calls.calls[kind] + 1):
+    for call in range(1, calls.calls[kind] + 1):
         world = World(configured(tmp_path / str(call)), (Fault(kind, call, "die", after),), rewards=lambda t, i: i % 2)
         outcome, _ = made(world)
         assert outcome.ledger.counts()["trained"] == 12, f"{kind} call {call}"
@@ -540,7 +538,7 @@ def test_what_cannot_be_replaced_ends_the_run_by_name_and_the_run_goes_on_when_r
 def test_an_actor_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
     tmp_path: Path, kind: str, what: str
 ) -> None:
-    fault = Fault(kind, FIRST.get(kind, 2), what)
+    fault = Fault(kind, 2, what)
     words = ("cluster.hung_after_s=20", "loop.steps=8")
     world = World(configured(tmp_path, *words), (fault,), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)

@@ -51,7 +51,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def session(process: EnvironmentProcess, seed: int = 1) -> Session:
     made = Session(process, "train", {})
     made.make()
-    assert made.rules == "Behave ."
+    assert made.facts[0] == "Behave ."
     made.reset(seed, 5)
     return made
 
@@ -242,20 +242,20 @@ def test_an_environment_judges_in_its_process_which_actions_are_the_same() -> No
 
 def test_a_text_is_read_again_in_no_successor_but_by_an_environment_in_its_state(process: EnvironmentProcess) -> None:
     one, other = session(process), session(process)
-    assert other.read_action(" go ") == "go" and other.read_action(" ") is None
+    assert other.ask("read_action", " go ") == "go" and other.ask("read_action", " ") is None
     first = other.step("go")
     with pytest.raises(ProcessLost):
         one.step("end")
-    assert other.read_action("steps") == "1 steps", "the step was replayed"
+    assert other.ask("read_action", "steps") == "1 steps", "the step was replayed"
     assert [call.method for call in other._history] == ["reset", "step"] and first[0].startswith("1 ")
 
 
 def test_a_text_that_cannot_be_read_fails_the_call_with_the_reason(process: EnvironmentProcess) -> None:
     one, other = session(process), session(process)
     with pytest.raises(CallError, match=r"^LookupError: cannot read$"):
-        one.read_action("unreadable")
+        one.ask("read_action", "unreadable")
     with pytest.raises(ProcessLost, match=r"ended in read_action\(\) with status 9"):
-        one.read_action("deadly")
+        one.ask("read_action", "deadly")
     assert other.step("go")[0].startswith("1 ")
 
 
@@ -264,7 +264,7 @@ def test_a_text_that_is_read_without_end_is_given_up_in_time(patient: None) -> N
     process = EnvironmentProcess(target(QUICK))
     one = session(process)
     with pytest.raises(TimedOut, match=r"read_action\(\) did not return within 3 s \(it was in unruly\.py"):
-        one.read_action("endless")
+        one.ask("read_action", "endless")
     process.close()
 
 

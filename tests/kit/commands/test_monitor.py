@@ -1,6 +1,5 @@
 """`squelch monitor`: each step is scored under the weights that sampled it, and exported; what cannot be is named."""
 
-import argparse
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.common import random_qwen2, word
-from squelch.cluster.cli import main
+from squelch.cluster.cli import main, parse
 from squelch.kit.base.errors import UserError
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
@@ -95,9 +94,7 @@ def of_kind(found: list[dict], kind: str) -> list[dict]:
 
 
 def session_of(trainer: Trainer, *more: str) -> monitor.Session:
-    parser = argparse.ArgumentParser()
-    monitor.add_arguments(parser)
-    return monitor.Session(parser.parse_args(trainer.arguments(*more)[1:]))
+    return monitor.Session(parse(trainer.arguments(*more)))
 
 
 def test_each_step_is_scored_under_the_weights_that_sampled_it(trainer: Trainer, models: list[Path], capsys) -> None:

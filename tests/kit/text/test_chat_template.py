@@ -14,9 +14,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from squelch.actors.play.codec import ChatCodec
+from squelch.kit.base import frames
 from squelch.kit.text import render, script_process
 from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.kit.text.script_process import HEAD, Answering, Broken
+from squelch.kit.text.script_process import Answering, Broken
 from squelch.kit.untrusted.files import Unreadable
 from tests.kit.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 
@@ -240,15 +241,15 @@ def test_an_answer_that_was_read_by_half_is_none_of_the_next_request(
         "    sys.stdout.buffer.write(len(body).to_bytes(4, 'big') + body)\n"
         "    sys.stdout.buffer.flush()\n"
     )
-    process, received = Answering(str(script), 2**29, 1), script_process._received
+    process, received = Answering(str(script), 2**29, 1), frames._exactly
 
     def short_of_memory(channel: socket.socket, size: int, until: float) -> bytearray:
-        if size > HEAD:
+        if size > frames.HEAD:
             raise MemoryError
         return received(channel, size, until)
 
     with monkeypatch.context() as patched:
-        patched.setattr(script_process, "_received", short_of_memory)
+        patched.setattr(frames, "_exactly", short_of_memory)
         with pytest.raises(MemoryError):
             process.answer_of(b"\0\0\0\1x the first")
     assert process.answer_of(b"the second") == b"the second"

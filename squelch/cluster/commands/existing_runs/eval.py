@@ -6,33 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import add_changed, add_run_place, in_store, run_folder
-from squelch.kit.commands.arguments import positive
+from squelch.cluster.commands.arguments import in_store, run_folder
 from squelch.kit.process.terminal import say
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Plays the validation tasks with a run's checkpoint (the best one by default) and prints success with its 95% "
-        "interval (Wilson)."
-    )
-    add_run_place(parser)
-    add_changed(parser)
-    parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number (default: best)")
-    parser.add_argument(
-        "--tasks", type=positive(int), default=512, help="number of validation tasks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=positive(float), default=0.5, help="sampling temperature (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--interventions",
-        action="store_true",
-        help="also sample the actions of first turns again after the reasoning of another task: does the agent do "
-        "something else (docs/guide/reasoning.md)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with the tasks that were solved")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,29 +19,18 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from squelch.cluster.commands.arguments import add_changed, add_run_dir, run_folder
+from squelch.cluster.commands.arguments import run_folder
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import known, one_line, say_json
 from squelch.learner.config import MAX_GRADIENTS
-from squelch.learner.decomposition.statistics import BUCKETS, BucketMetrics, Decomposition
+from squelch.learner.decomposition.statistics import BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
     from squelch.kit.records.records import Trajectory
     from squelch.learner.config import LearnerConfig
     from squelch.learner.trainer import Trainer
-
-GROUPS = 48
-"""Smallest number of groups: 8 in each of 6 buckets."""
-DESCRIPTION = """\
-Decomposes the gradient of archived groups by reward variance: task, KL and entropy gradients (paper, Figure 3), signal
-and noise from two halves of each group, and the tightness of Theorem H.2's bound. The weights come from a checkpoint;
-the groups are those that these weights sampled, in the steps after it."""
-
-EXAMPLE = """\
-example: squelch gradients runs/frozenlake --older weight. A step of this recipe has 8 groups of one version, and 48 are
-needed for buckets of 8."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +42,6 @@ class ArchivedGroup:
     version_min: int
     version_max: int
     trajectories: list[Trajectory]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLE
-    add_run_dir(parser)
-    add_changed(parser)
-    parser.add_argument("--step", type=int, help="use the weights after this step (0: the initial policy)")
-    parser.add_argument(
-        "--older",
-        choices=("refuse", "weight"),
-        default="refuse",
-        help="groups of other versions: excluded (default), or used with truncated importance weights",
-    )
-    parser.add_argument("--groups", type=int, default=GROUPS, help="least number of groups; more are used if available")
-    parser.add_argument("--buckets", type=int, default=BUCKETS, help="number of buckets of reward variance")
-    parser.add_argument("--kl", type=float, help="KL coefficient instead of the run's")
-    parser.add_argument("--entropy", type=float, help="entropy coefficient instead of the run's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every group")
 
 
 def run(options: argparse.Namespace) -> int:

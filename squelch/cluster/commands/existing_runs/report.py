@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import in_store, named, place_of
+from squelch.cluster.commands.arguments import in_store, place_of
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import variables
 from squelch.kit.process.terminal import say
@@ -20,28 +20,6 @@ from squelch.kit.untrusted.files import require_output
 
 TIMEOUT_S = 90.0
 PAGE = "report.html"
-DESCRIPTION = """\
-Draws the paper's figures of one or several runs: training dynamics, filtering strategies, correlations of every
-diagnostic with success, rewards by phase, gradients and others. It names the figures that these runs cannot fill, with
-what each needs. Runs of one configuration but for the seed form an arm, with intervals over seeds."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = DESCRIPTION
-    help_text = "a run's name or folder, a sweep's with its runs, or a run's place in a store"
-    parser.add_argument("runs", metavar="RUN", type=named, nargs="+", help=help_text)
-    parser.add_argument(
-        "--tables",
-        action="store_true",
-        help="print the paper's Tables 4 and 5 of these runs instead, and write nothing",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"the page; by default {PAGE} in RUN, or here for several RUN and for a store",
-    )
 
 
 def run(options: argparse.Namespace) -> int:

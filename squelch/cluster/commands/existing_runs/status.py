@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import RUNS, described_place, in_store, named, place_of
+from squelch.cluster.commands.arguments import RUNS, described_place, in_store, place_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.listing import is_run, runs_below, statuses, table
 from squelch.cluster.runs.status import read_status
@@ -18,13 +18,6 @@ from squelch.kit.archive.store import Store
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.process.terminal import say
 from squelch.kit.untrusted.memory import memory_of_at_most
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    text = "a run's name, folder, or place in a store; a folder or store of runs lists them (default: %(default)s)"
-    parser.add_argument("run_dir", metavar="RUN", type=named, nargs="?", default=str(RUNS), help=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, of each run if several are listed")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,33 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import add_run_dir, run_folder
+from squelch.cluster.commands.arguments import run_folder
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.process.terminal import say
 from squelch.kit.untrusted.memory import memory_of_at_most
 
 NAME = "trace.json.gz"
-
-HELP = """\
-Writes which actor of a run worked when, as a file for https://ui.perfetto.dev (drag it there; nothing is uploaded) or
-chrome://tracing. Each actor is a lane; success, kept mass and mutual information are counter tracks. The gaps in the
-learner's lane are bubbles: the lanes below say who worked meanwhile. The run may be live."""
-
-EPILOG = """\
-examples:
-  squelch trace runs/frozenlake                       writes runs/frozenlake/trace.json.gz
-  squelch trace runs/frozenlake -o step.json          not compressed"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description, parser.epilog = HELP, EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_run_dir(parser)
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help=f"the file (default: {NAME} in the run's folder)"
-    )
 
 
 def run(options: argparse.Namespace) -> int:

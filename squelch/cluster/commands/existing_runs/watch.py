@@ -28,7 +28,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from squelch.cluster.commands.arguments import add_run_place, described_place, in_store, named
+from squelch.cluster.commands.arguments import described_place, in_store, named
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
@@ -49,11 +49,6 @@ START_TIMEOUT_S = 1800.0
 """Seconds without a step and without anything new from the start-up after which the watcher gives up."""
 SILENCE_TIMEOUT_S = 3600.0
 """Seconds without a new step after which the watcher gives up."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    add_run_place(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ from pathlib import PurePosixPath
 from posixpath import splitext
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from squelch.kit.archive.bucket import StoreUrlError, open_store
 from squelch.kit.archive.store import LocalStore, RangeReader, Stat, Store
@@ -93,12 +93,10 @@ class StoredFile(Settings):
     spans: tuple[Span, ...] = ()
     modified_ns: int = Field(ge=0)
 
-    @model_validator(mode="after")
-    def _follow_each_other(self) -> StoredFile:
+    def _faults(self) -> Iterator[str]:
         *full, last = self.spans or (None,)
         if full and (last is None or last.size > SPAN_BYTES or any(one.size != SPAN_BYTES for one in full)):
-            raise ValueError(f"spans before the last one have {SPAN_BYTES} bytes, and the last one has no more")
-        return self
+            yield f"spans before the last one have {SPAN_BYTES} bytes, and the last one has no more"
 
     @property
     def size(self) -> int:

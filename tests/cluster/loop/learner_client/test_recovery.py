@@ -426,7 +426,7 @@ def test_a_recovery_is_reported_counted_and_timed(tmp_path: Path) -> None:
 
 
 LEARNER = ("learner.start", "learner.load", *CALLS)
-OTHERS = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
+OTHERS = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close")
 FAULTS = st.one_of(
     st.builds(
         Fault, st.sampled_from(LEARNER), st.integers(2, 14), st.sampled_from(["die", "hang", "stall"]), st.booleans()
