@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interventions",
         action="store_true",
         help="also sample the actions of first turns again after the reasoning of another task: does the agent do "
-        "something else (docs/guide/reasoning.md)",
+        "something else (docs/guide/probe.md)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the tasks that were solved")
 

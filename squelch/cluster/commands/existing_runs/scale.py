@@ -15,7 +15,7 @@ CUT_OFF = (
 EPILOG = """\
 A member that leaves finishes the groups that it plays, or with --now is cut off, and the others retry its groups.
 A member that comes gets groups once it is up and, for a rollout worker, has the current weights. Nothing else of the
-run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/guide/cluster.md
+run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/guide/hosts.md
 says more.
 
 examples:
