@@ -80,22 +80,6 @@ def random_qwen2(folder: Path, *, seed: int, **shape: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def random_smollm2(folder: Path, seed: int) -> PreTrainedConfig:
-    """Writes a random float32 model of SmolLM2-135M's shape (Llama, tied head) as `random_qwen2` does; returns its
-    configuration."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from squelch.learner.model_shapes import published
-
-    torch.manual_seed(seed)
-    config = published("SmolLM2-135M")
-    config.pad_token_id, config.eos_token_id, config.bos_token_id = PAD_ID, None, None
-    LlamaForCausalLM(config).save_pretrained(folder)
-    word_tokenizer(folder, config.vocab_size)
-    return config
-
-
 def word_tokenizer(folder: Path, vocabulary: int) -> None:
     """Writes a tokenizer that maps the word `t17` to the id 17 and back, so that a text can encode any ids.
 
@@ -132,6 +116,17 @@ def print_metrics(
 def printed(columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str]) -> str:
     """A table (first column left-aligned) and `notes` under it."""
     return "\n".join([*_table(columns, rows), *notes])
+
+
+def print_targets(metrics: Mapping[str, Any], as_json: bool, targets: Mapping[str, str]) -> None:
+    """Prints a line for each metric with its target, or JSON."""
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    for key, value in metrics.items():
+        shown = value if isinstance(value, str) else format(value, ",.5g")
+        print(f"{key:<34}{shown:<16}{targets.get(key, '')}".rstrip())
+    print()
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Measures the tiny policy: the cost of its warm-up, its success, and whether RL can still improve or harm it.
 
-python -m benchmarks.tiny [--env NAME] [--options JSON] [--policy DIR] [--quick] [--json]
+python -m benchmarks.tiny [--env NAME] [--policy DIR] [--quick] [--json]
 
 Options and token limits are those of the shipped recipe with the environment's name. The policy is built again, so that
 the seconds are those of a first run, unless `--policy` names the folder of a policy.
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import tiny_play
-from benchmarks.common import parser_of
+from benchmarks.common import parser_of, print_targets
 from benchmarks.tiny_play import Played
 from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import RunConfig, load
@@ -114,28 +114,18 @@ def main() -> None:
     """Prints the metrics of each environment's policy."""
     parser = parser_of(__doc__, "64 tasks and 8 groups instead of 512 and 32, T = 0.5 only")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
-    parser.add_argument(
-        "--options", type=json.loads, default={}, help="task options that replace the recipe's; needs --env"
-    )
     parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
     arguments = parser.parse_args()
-    if (arguments.policy or arguments.options) and not arguments.env:
-        parser.error("--policy and --options need --env: which environment are they for?")
+    if arguments.policy and not arguments.env:
+        parser.error("--policy needs --env: which environment is it for?")
     logging.disable_progress_bar()
     num_tasks, num_prompts = (QUICK_TASKS, 8) if arguments.quick else (512, NUM_PROMPTS)
     for name in [arguments.env] if arguments.env else environment_names():
         with tempfile.TemporaryDirectory() as fresh:
             directory = arguments.policy or Path(fresh) / name
-            options = [f"environment.options.{key}={json.dumps(value)}" for key, value in arguments.options.items()]
-            metrics = measure(directory, load(name.lower(), options), num_tasks, num_prompts)
-        if arguments.json:
-            print(json.dumps(metrics))
-            continue
+            metrics = measure(directory, load(name.lower()), num_tasks, num_prompts)
         targets = TARGETS if issubclass(environment_class(name), GridEnv) else TEXT_TARGETS
-        for key, value in metrics.items():
-            shown = value if isinstance(value, str) else format(value, ",.4g")
-            print(f"{key:<32}{shown:<16}{targets.get(key, '')}".rstrip())
-        print()
+        print_targets(metrics, arguments.json, targets)
 
 
 if __name__ == "__main__":

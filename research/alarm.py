@@ -11,8 +11,7 @@ trend (a running mean), which keeps the trend.
 
 For each collapsed run the benchmark prints the onset (the first scoring from which MI-Seq-Est stays below half of the
 run's best level), the alarm's delay after the onset in steps, and its lead over the reward: the steps from the alarm
-until the success of training trajectories, a mean over five steps, stays below 80% of its best. Without runs the series
-are synthetic, and the output says so.
+until the success of training trajectories, a mean over five steps, stays below 80% of its best.
 """
 
 from __future__ import annotations
@@ -143,23 +142,6 @@ def judged(series: Series) -> dict[str, Any]:
     }
 
 
-def made_up(collapse: bool, seed: int, scorings: int = 24, every: int = 5) -> Series:
-    """A synthetic series of scorings with correlated noise around 1.5 nats; `collapse`: it decays from the middle on,
-    and success follows ten steps later."""
-    rng = np.random.default_rng((seed, collapse))
-    noise, values = 0.0, []
-    for index in range(scorings):
-        noise = 0.5 * noise + 0.12 * rng.normal()
-        late = max(0, index - scorings // 2) if collapse else 0
-        values.append((index * every, 1.5 * 0.6**late + noise, 0.14, True))
-    fall = every * (scorings // 2) + 20
-    success = [
-        (step, 0.4 + 0.003 * min(step, fall) - 0.03 * collapse * max(0, step - fall) + 0.02 * rng.normal())
-        for step in range(1, scorings * every)
-    ]
-    return Series(f"made up {seed}", values, [(step, max(0.0, value)) for step, value in success])
-
-
 def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: int) -> dict[str, Any]:
     """All metrics that are printed."""
     return {
@@ -170,9 +152,9 @@ def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: 
     }
 
 
-def notes(metrics: Mapping[str, Any], synthetic: bool) -> list[str]:
+def notes(metrics: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
-    lines = ["these series are made up; give --healthy and --collapsed run folders"] if synthetic else []
+    lines = list[str]()
     for key, kind in (("false_alarms", "blocks of scorings"), ("false_alarms_on_course", "noise around the course")):
         if found := metrics[key]:
             low, high = found["interval"]
@@ -194,18 +176,16 @@ def main() -> None:
         "--collapsed", type=Path, nargs="*", default=[], metavar="RUN", help="folders of collapsed runs"
     )
     args = parser.parse_args()
-    synthetic = not (args.healthy or args.collapsed)
-    if synthetic:
-        healthy, collapsed = ([made_up(c, seed) for seed in range(8)] for c in (False, True))
-    else:
-        try:
-            healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
-        except (UserError, ValueError, OSError) as error:
-            parser.error(str(error))
-    metrics = measure(healthy, collapsed, 200 if args.quick else 1000) | {"made_up": synthetic}
+    if not (args.healthy or args.collapsed):
+        parser.error("name the folders of runs: --healthy, --collapsed")
+    try:
+        healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
+    except (UserError, ValueError, OSError) as error:
+        parser.error(str(error))
+    metrics = measure(healthy, collapsed, 200 if args.quick else 1000)
     columns = ("run", "onset", "alarm", "early", "delay", "reward_fall", "lead")
     rows = [["-" if row[key] is None else row[key] for key in columns] for row in metrics["collapsed"]]
-    print_metrics(metrics, args.json, columns, rows, notes(metrics, synthetic))
+    print_metrics(metrics, args.json, columns, rows, notes(metrics))
 
 
 if __name__ == "__main__":

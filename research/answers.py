@@ -42,11 +42,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def at_first(key: str) -> Value:
-    """The first value of a metric, which the probe has before training."""
-    return lambda run: next(iter(run.series(key).values()), None)
-
-
 def change_of(key: str) -> Value:
     """The last value of a metric minus its first."""
     return lambda run: gained(key)(run, run.steps)
@@ -55,11 +50,8 @@ def change_of(key: str) -> Value:
 MEASURES: Mapping[str, tuple[Value, str]] = {
     "actions an episode, first ten steps": (early_actions, ""),
     "last ten": (late_actions, ""),
-    "D before training, nats": (at_first(DEPENDENCE), ""),
     "change of D": (change_of(DEPENDENCE), "+"),
-    "surprise before training, nats": (at_first(SURPRISE), ""),
     "change of surprise": (change_of(SURPRISE), "+"),
-    "D / surprise before training": (at_first(SHARE), ""),
     "change of D / surprise": (change_of(SHARE), "+"),
 }
 """By its column, what is measured of a run, and the sign with which it is printed."""

@@ -2,7 +2,7 @@
 
 A cell is an ordinary run, `squelch train`, whose name depends only on the study and the cell. `run` starts the open
 cells in their order, some at a time. When the time is over, the cells under way finish their step and save a
-checkpoint, from which the next call continues them. A finished cell is condensed (`research.kept`) into the study's
+checkpoint, from which the next call continues them. A finished cell is condensed, as its study says, into the study's
 table (`research.tables`); a cell that is there is done, also where its run folder no longer exists. All cells of a
 study are run at one commit of the product, which the table and the file `commit` in the folder of its runs record.
 
@@ -27,7 +27,7 @@ from typing import Any
 
 from research import tables
 from research.judging import Report, show
-from research.kept import condense, content_overrides, of_content
+from research.kept import content_overrides, of_content
 from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
@@ -80,7 +80,7 @@ class Study:
     common: Sequence[str]
     cells: Sequence[StudyCell]
     results: Path
-    condense: Callable[..., dict[str, Any]] = condense
+    condense: Callable[..., dict[str, Any]]
     complete: Callable[[Path], bool] = is_finished
 
     def chosen(self, words: Sequence[str]) -> list[StudyCell]:
@@ -261,11 +261,10 @@ def command(
     find: Callable[[], Study],
     judge: Callable[[bool], Report],
     argv: Sequence[str] | None,
-    writes: str = "",
 ) -> int:
     """The command of a study: runs its cells, lists them, or judges its table; returns the exit code.
-    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `writes`: the
-    page in docs/research that `--write` writes. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with
+    `--quick`. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
@@ -278,9 +277,6 @@ def command(
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    if writes:
-        parser.add_argument("--write", action="store_true", help=f"judge: write docs/research/{writes}")
-    parser.set_defaults(write=False)
     chosen = parser.parse_args(argv)
     if chosen.minutes is not None and not chosen.minutes > 0:
         parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
@@ -297,8 +293,6 @@ def command(
         if chosen.run:
             return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set, chosen.parallel)
         report = _list(study, wanted) if chosen.list else judge(chosen.quick)
-        if chosen.write:
-            report.write()
     except (UserError, ValueError) as error:
         parser.error(str(error))
     show(report, chosen.json)
@@ -312,8 +306,6 @@ def _idle(chosen: argparse.Namespace) -> tuple[str, str] | None:
         return given[0], "without --run"
     if chosen.run and chosen.json:
         return "--json", "with --run"
-    if chosen.write and (chosen.run or chosen.list or getattr(chosen, "import")):
-        return "--write", "with --run, --list or --import"
     if chosen.only and not (chosen.run or chosen.list):
         return "--only", "without --run or --list, since all runs of the table are judged together"
     return None

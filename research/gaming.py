@@ -1,21 +1,19 @@
 """Judges the warning for a gamed criterion: how often healthy runs raise it, and how often gamed ones do.
 
-python -m research.gaming [--healthy RUN ...] [--quick] [--json]
+python -m research.gaming [--quick] [--json]
 
-RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (PARTS).
-A course holds the kept variance of every step, the success of every validation, and the number of validation tasks.
+The healthy runs of the committed studies are read (PARTS). A course holds the kept variance of every step, the success
+of every validation, and the number of validation tasks.
 
 These rates are printed, each with Wilson's 95% interval:
 
-    recorded        runs that raised the warning themselves; only those whose file records it
     redrawn_tasks   courses as they are, except that the outcomes of the validation tasks are redrawn, once a run
     renoised        the same, with the noise of the kept variance resampled around its trend (`research.renoising`)
     gamed           the same of gamed courses, whose variance rises, where the warning should be raised
     gamed_falling   the same of gamed courses whose variance would have fallen
 
-`recorded` counts only runs with a filter, since the warning is silent without one. The interval of the first two holds
-for other runs like these. That of the others holds for these runs, however their noise may fall; runs differ, and
-`highest` is the rate of the run that warns most often.
+The interval of the first holds for other runs like these. That of the others holds for these runs, however their noise
+may fall; runs differ, and `highest` is the rate of the run that warns most often.
 
 Redrawing assumes what the committed files do not record: which tasks were solved. Every task is solved with the
 course's success. With probability PAIRED its luck at a validation is its own, the same at each such validation, and
@@ -37,19 +35,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import parser_of, print_metrics
+from benchmarks.common import arguments, print_metrics
 from research.claims.study import RESULTS as CLAIMS
-from research.kept import Kept, condense, of_content, read_all
+from research.kept import Kept, read_all
 from research.renoising import renoised
 from research.tables import FOLDER
 from squelch.cluster.control.gaming import VALIDATIONS, Gaming
-from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
 from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 PARTS = ("lead", "long", "rules", "noise", "healthy", "steady", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""
-RAISED = "gaming/raised"
 PAIRED = 0.5
 """Probability that the outcome of a task at a validation depends on the task alone."""
 STRENGTH = 1.0
@@ -70,8 +66,6 @@ class Course:
     variances: np.ndarray
     validations: list[tuple[int, float]]
     tasks: int
-    recorded: bool | None = None
-    """Whether the run itself raised the warning; None if its file does not record it, or if it kept all groups."""
 
 
 def course_of(run: Kept, tasks: int) -> Course:
@@ -82,9 +76,7 @@ def course_of(run: Kept, tasks: int) -> Course:
         raise UserError(
             f"{run.name}: {len(validations)} validations over {len(variances)} steps; judging needs {VALIDATIONS}"
         )
-    raises, filters = run.series(RAISED), any(share < 1 for share in run.series("kept_fraction").values())
-    recorded = any(raises.values()) if raises and filters else None
-    return Course(run.name, list(variances), np.array(list(variances.values())), validations, tasks, recorded)
+    return Course(run.name, list(variances), np.array(list(variances.values())), validations, tasks)
 
 
 def committed() -> list[Course]:
@@ -151,35 +143,20 @@ def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> di
 def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, Any]:
     """All metrics that are printed; None for a rate over no course."""
     rng = np.random.default_rng(seed)
-    recorded = [course.recorded for course in courses if course.recorded is not None]
     late = [course for course in courses if could_warn(course)]
     ill = {name: [gamed(c, lifted) for c in late] for name, lifted in (("gamed", True), ("gamed_falling", False))}
     return {
         "courses": len(courses),
         "gamed_courses": len(late),
-        "recorded": share(recorded) if recorded else None,
         "redrawn_tasks": share([raised(course, rng) for course in courses]),
         "renoised": rate(courses, rng, series),
         **{name: rate(own, rng, series) if own else None for name, own in ill.items()},
     }
 
 
-def _course(folder: Path) -> Course:
-    run = of_content(condense(folder, part="healthy", recipe="", arm=""))
-    return course_of(run, RunFolder(folder).settings()["validation.tasks"])
-
-
 def main() -> None:
     """Prints the rates."""
-    parser = parser_of(__doc__, f"{QUICK_SERIES} series instead of {SERIES}")
-    parser.add_argument("--healthy", type=Path, nargs="*", default=[], metavar="RUN", help="folders of healthy runs")
-    args = parser.parse_args()
-    try:
-        courses = [_course(folder) for folder in args.healthy] or committed()
-    except UserError as error:
-        parser.error(str(error))
-    if not courses:
-        parser.error("no committed study holds a healthy run; name folders of runs with --healthy")
+    args, courses = arguments(__doc__, f"{QUICK_SERIES} series instead of {SERIES}"), committed()
     metrics = measure(courses, QUICK_SERIES if args.quick else SERIES) | {"benchmark": "gaming"}
     rows = [
         [

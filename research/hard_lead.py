@@ -1,13 +1,8 @@
 """Which falls first when reasoning collapses: the MI of the probe, or the MI against near variations of its tasks?
 
-python -m research.hard_lead --list
-python -m research.hard_lead --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
-python -m research.hard_lead --import FILE ...
 python -m research.hard_lead [--quick] [--json]
 
-`--run` adds each finished cell to research/results/hard_lead.parquet; commit it. Everything here was fixed before the
-first cell ran; do not change it once a cell has.
+The ten runs are done; research/results/hard_lead.parquet has their numbers. Everything here was fixed before the first.
 
     setting     FrozenLake, the demo's recipe and warm-up, 40 steps, an evaluation of the probe every 4 steps, with hard
                 negatives and without links
@@ -27,34 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
-from research.cells import Study, StudyCell, command
-from research.judging import Report, interval, verdict
+from research.judging import Report, interval, judge, verdict
 from research.kept import Kept, caveats, last_success, read_all
 from research.tables import FOLDER
 from squelch.cluster.sweep.table import text
 from squelch.kit.process.terminal import known
 
 RESULTS = FOLDER / "hard_lead.parquet"
-RECIPE, STEPS, SEEDS, STEP_S = "frozenlake", 40, (0, 1, 2, 3, 4), 3.6
+SEEDS = (0, 1, 2, 3, 4)
 FALLEN = 0.75
-COMMON = (
-    *("recorder.report=false", "recorder.port=0", "scorer.every=20", "validation.every=40"),
-    *("scorer.probe.every=4", "scorer.probe.hard=true", "scorer.probe.links=false"),
-    *("loop.checkpoint_every=20", "loop.keep_checkpoints=1"),
-)
-ARMS: Mapping[str, Mapping[str, Any]] = {
-    "collapse": {"filter.rule": "none", "learner.objective.entropy_coefficient": 0.4},
-    "healthy": {},
-}
 MI, HARD = "probe/mi", "probe/hard/mi"
-
-
-def study() -> Study:
-    """The study with all of its cells."""
-    cells = [StudyCell(arm, RECIPE, arm, ARMS[arm], seed, STEPS, STEP_S) for seed in SEEDS for arm in ARMS]
-    return Study("hard_lead", COMMON, tuple(cells), RESULTS)
 
 
 def fall(series: Mapping[int, float]) -> float | None:
@@ -113,8 +91,8 @@ def report(quick: bool = False) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, study, report, argv)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m research.known_links [--quick] [--json] [--write]
 Channels from prompt to reasoning to answer with finitely many values are enumerated (research/channels/links.py),
 so that each link is a sum. For each estimate, number of tasks N and samples K the benchmark prints the mean, its
 difference from what the interval is made for, and how often the nominal 95% interval contains that. `--write` writes
-research/results/known_links.csv and the page that is made from it, docs/research/known-links.md.
+research/results/known_links.csv and the page that is made from it, docs/research/known-truth.md.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from research.channels.links import (
     probe_channel,
     probe_information,
 )
-from research.judging import PAGES, Report, judge, template
+from research.judging import Report, judge
 from research.tables import FOLDER
 from squelch.kit.diagnosis.fixed_probe import TaskMeans
 from squelch.kit.diagnosis.links import LinksEvaluation
 from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.process.terminal import UNKNOWN
 from squelch.kit.scoring.settings import OTHERS, REFERENCES
 
-PAGE, DATA = PAGES / "known-links.md", FOLDER / "known_links.csv"
+DATA = FOLDER / "known_links.csv"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
 UNEQUAL = (2, 4)
@@ -206,7 +207,8 @@ def measure(trials: int) -> list[dict[str, Any]]:
 
 TYPES = {
     **dict.fromkeys(("estimate", "channel", "verdict"), str),
-    **{"tasks": int, "samples": lambda text: int(text) if text.isdigit() else text, "held": int, "draws": int},
+    **dict.fromkeys(("tasks", "held", "draws", "prompts"), int),
+    **{"samples": lambda text: int(text) if text.isdigit() else text, "terminator": lambda text: text == "True"},
 }
 """What a column of the table is read as; a float if it is not here."""
 
@@ -232,22 +234,23 @@ def read_rows(file: Path = DATA) -> list[dict[str, Any]]:
 COLUMNS = ("estimate", "channel", "N", "K", "target", "mean", "bias", "half width", "covers", "verdict")
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page's text."""
-    low, high = BAND
-    head = template("known-links").format(trials=rows[0]["draws"], others=OTHERS, unequal=EITHER, low=low, high=high)
-    lines = [head.rstrip(), ""]
-    over_all = {
-        "estimate": "estimate",
-        "K": "samples",
-        "evaluations": "draws",
-        "covers": "covers",
-        "verdict": "verdict",
-    }
-    lines += markdown_table(tuple(over_all), ([_text(row[key]) for key in over_all.values()] for row in pooled(rows)))
-    lines += ["", "## Each channel", ""]
-    lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in rows))
-    return "\n".join(lines) + "\n"
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page's table: the pooled shares, a row for each estimate and a column for each K."""
+    found, shares = pooled(rows), dict[str, dict[str, str]]()
+    for row in found:
+        share = f"{row['covers']:.3f}" if row["verdict"] == "in" else f"**{row['covers']:.3f}**"
+        shares.setdefault(_text(row["estimate"]), {})[str(row["samples"])] = share
+    counts = list(dict.fromkeys(str(row["samples"]) for row in found))
+    lines = ([name, *(own.get(count, UNKNOWN) for count in counts)] for name, own in shares.items())
+    return "\n".join(markdown_table(("estimate", *(f"K = {count}" for count in counts)), lines))
+
+
+def missed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows whose share lies outside the band."""
+    outside = [row for row in rows if row["verdict"] not in ("in", "exact")]
+    named = (f"{row['estimate']}, `{row['channel']}`, N = {row['tasks']}, K = {row['samples']}" for row in outside)
+    shares = (f"{row['covers']:.3f}" for row in outside)
+    return "; ".join(f"{name}: {share}" for name, share in zip(named, shares, strict=True)) or "none is outside"
 
 
 def _text(cell: Any) -> str:
@@ -271,13 +274,15 @@ def report(quick: bool = False) -> Report:
 
 def write(rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the table and the page that is made from it."""
+    from research.known_truth import write_page
+
     write_rows(rows)
-    PAGE.write_text(markdown(read_rows()))
+    write_page()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit code."""
-    return judge(__doc__, report, argv, quick=f"{QUICK} evaluations a row instead of {TRIALS}", writes=PAGE.name)
+    return judge(__doc__, report, argv, quick=f"{QUICK} evaluations a row instead of {TRIALS}", writes="known-truth.md")
 
 
 if __name__ == "__main__":

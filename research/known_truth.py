@@ -6,8 +6,8 @@ Channels with finitely many prompts and strings are enumerated (research/channel
 For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
 from the scorer's engine (squelch/kit/scoring/cross_scoring.py). By N, K and length, the benchmark prints the
 estimate's mean and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z)
-itself; and the rate of false positives. `--write` writes docs/research/known-truth.md and
-docs/research/known_truth.svg.
+itself; and the rate of false positives. `--write` writes its tables in research/results, and the page and picture
+that are made from them and from those of `research.known_links`: docs/research/known-truth.md, known_truth.svg.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ import numpy as np
 from benchmarks.common import markdown_table
 from research.channels.reasonings import Channel, draw, random_channel
 from research.judging import PAGES, Report, judge, template
+from research.known_links import BAND, EITHER, OTHERS, missed, read_rows, write_rows
+from research.known_links import SIZES as LINK_SIZES
+from research.known_links import table as links_table
+from research.tables import FOLDER
 from squelch.cluster.plots import draw as drawing
 from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
 from squelch.kit.diagnosis.proxies import Scores, proxies_of_scores
@@ -38,6 +42,8 @@ CHANNELS: Mapping[str, Mapping[str, Any]] = {
     "long": {"strength": 1.0, "max_length": 7},
 }
 LM_TOKENS, LM_LENGTH, LM_PROMPTS = 4, 4, 24
+TRIALS, QUICK = 400, 40
+DATA, NULLS = FOLDER / "known_truth.csv", FOLDER / "known_truth_null.csv"
 
 
 def study(channel: Channel, prompts: int, samples: int, trials: int, seed: int, terminated: bool) -> dict[str, float]:
@@ -147,7 +153,10 @@ def measure(trials: int) -> dict[str, Any]:
     """All metrics that are printed."""
     rows = table(trials) + language_model(trials)
     medium = random_channel(1, **CHANNELS["medium"])
-    false = {f"N={n}, K={k}": false_positives(medium, n, k, 2 * trials, 0) for n, k in ((8, 8), (32, 1), (64, 8))}
+    false = [
+        {"prompts": n, "samples": k, "rate": false_positives(medium, n, k, 2 * trials, 0)}
+        for n, k in ((8, 8), (32, 1), (64, 8))
+    ]
     return {"trials": trials, "rows": rows, "false_positives": false}
 
 
@@ -161,22 +170,44 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
     return head + [float(row[k]) for k in ("truth", "mean", "bias", "half_width", "covers_mean", "covers_truth")]
 
 
-def notes(metrics: Mapping[str, Any]) -> list[str]:
-    """The lines under the table."""
-    false = ", ".join(f"{value:.3f} at {name}" for name, value in metrics["false_positives"].items())
-    return [f"false positives (p <= 0.05): {false}"]
+def nulls(false: Sequence[Mapping[str, Any]]) -> str:
+    """The rates of false positives in words."""
+    return ", ".join(f"{one['rate']:.3f} at N={one['prompts']}, K={one['samples']}" for one in false)
+
+
+SHOWN_AT = {**dict.fromkeys(("weak", "medium", "strong"), (8, 64)), "tiny LM": (LM_PROMPTS,)}
+"""The channels on the page, and the numbers of prompts at which they are there."""
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:
-    """The cells of a row on the page."""
-    return [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
+    """The cells of a row on the page, without length and K."""
+    channel, ends, _, _, prompts, *numbers = cells(row)
+    return [channel, ends, str(prompts), *(f"{number:.3f}" for number in numbers)]
 
 
-def markdown(metrics: Mapping[str, Any]) -> str:
-    """The text of docs/research/known-truth.md."""
-    table = "\n".join(markdown_table(COLUMNS, map(_texts, metrics["rows"])))
-    page = template("known-truth").format(length=LM_LENGTH, trials=metrics["trials"], table=table)
-    return page + "".join(f"\n- {name}: {value:.3f}" for name, value in metrics["false_positives"].items()) + "\n"
+def markdown(
+    rows: Sequence[Mapping[str, Any]], false: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
+) -> str:
+    """The text of docs/research/known-truth.md. `rows`, `false`: of `measure`; `links`: of `research.known_links`."""
+    shown = [
+        row for row in rows if row["samples"] == SAMPLES[-1] and row["prompts"] in SHOWN_AT.get(row["channel"], ())
+    ]
+    columns = [name for name in COLUMNS if name not in ("length", "K")]
+    low, high = BAND
+    return template("known-truth").format(
+        length=LM_LENGTH,
+        trials=TRIALS,
+        table="\n".join(markdown_table(columns, map(_texts, shown))),
+        nulls=nulls(false),
+        links=links_table(links),
+        tasks=" or ".join(str(tasks) for tasks in sorted({tasks for tasks, _ in LINK_SIZES})),
+        others=OTHERS,
+        unequal=EITHER,
+        rows=len(links),
+        missed=missed(links),
+        low=low,
+        high=high,
+    )
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -217,15 +248,24 @@ def _draw(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 def report(quick: bool = False) -> Report:
     """Draws from every channel and reports the estimates."""
-    found = measure(40 if quick else 400)
+    found = measure(QUICK if quick else TRIALS)
     rows = [cells(row) for row in found["rows"]]
-    return Report(found, COLUMNS, rows, notes(found), lambda: write(found))
+    notes = [f"false positives (p <= 0.05): {nulls(found['false_positives'])}"]
+    return Report(found, COLUMNS, rows, notes, lambda: write(found))
 
 
 def write(metrics: Mapping[str, Any]) -> None:
-    """Writes the page and its picture."""
-    (PAGES / "known-truth.md").write_text(markdown(metrics))
-    (PAGES / "known_truth.svg").write_text(figure(metrics["rows"]))
+    """Writes the tables, and the page and the picture that are made from them."""
+    write_rows(metrics["rows"], DATA)
+    write_rows(metrics["false_positives"], NULLS)
+    write_page()
+
+
+def write_page() -> None:
+    """Writes the page and its picture from the committed tables."""
+    rows = read_rows(DATA)
+    (PAGES / "known-truth.md").write_text(markdown(rows, read_rows(NULLS), read_rows()))
+    (PAGES / "known_truth.svg").write_text(figure(rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -140,8 +140,8 @@ def arm_row(arm: str, runs: Mapping[int, Kept]) -> dict[str, Any]:
 
 
 COMPARED = ("contrast", "seeds", *MEASURES)
-MEASURED = ("arm", "seeds", "success", "MI change", "kept share", "dropped groups with variance")
-ANSWERED = ("arm", "seeds", *answers.MEASURES)
+OF_ANSWERS = ("actions an episode, first ten steps", "last ten", "change of D / surprise")
+MEASURED = ("arm", "seeds", "success", *OF_ANSWERS, "MI change", "kept share", "dropped groups with variance")
 
 
 def contrast_cells(found: Mapping[str, Any]) -> list[str]:
@@ -151,8 +151,9 @@ def contrast_cells(found: Mapping[str, Any]) -> list[str]:
 
 def arm_cells(found: Mapping[str, Any]) -> list[str]:
     """The printed cells of an arm."""
-    metrics = (text(found["success"]), text(found["mi_change"], "+"), text(found["kept"]), text(found["varied"]))
-    return [f"`{found['arm']}`", f"{found['seeds']} of {PLANNED}", *metrics]
+    of_answers = (text(found["answers"][name], answers.MEASURES[name][1]) for name in OF_ANSWERS)
+    others = (text(found["mi_change"], "+"), text(found["kept"]), text(found["varied"]))
+    return [f"`{found['arm']}`", f"{found['seeds']} of {PLANNED}", text(found["success"]), *of_answers, *others]
 
 
 def pilot_rows() -> list[list[str]]:
@@ -169,13 +170,11 @@ def markdown(runs: Sequence[Kept]) -> str:
     """The text of docs/research/mechanism.md."""
     arms = by_arm(runs)
     found = [judged(contrast, arms) for contrast in CONTRASTS]
-    answered = [[f"`{arm}`", str(len(own)), *answers.cells([*own.values()])] for arm, own in arms.items()]
     page = template("mechanism").format(
         done=sum(len(own) for own in arms.values()),
         contrasts="\n".join(markdown_table(COMPARED, map(contrast_cells, found))),
         arms="\n".join(markdown_table(MEASURED, [arm_cells(arm_row(*one)) for one in arms.items()])),
-        answers="\n".join(markdown_table(ANSWERED, answered)),
-        pilots="\n".join(markdown_table(("rate", "last validation", "best"), pilot_rows())),
+        pilots="; ".join(f"{rate}: {last}, {best}" for rate, last, best in pilot_rows()),
         interval=INTERVAL,
     )
     return page + "".join(f"- {note}\n" for note in notes_of(found, runs))

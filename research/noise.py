@@ -21,11 +21,12 @@ Everything here was fixed before the first cell ran; do not change it once a cel
 cells of `none` and `plain` are those of Figure 9 in `research.claims`; the others were run under the same settings,
 which stand in the table as `changed`. At p = 0 nothing is noisy, so `shared` is `plain` by construction and was not
 run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its epsilon and by what it does
-without a signal. `--write` writes docs/research/noise.md.
+without a signal. `--write` writes docs/research/policy-variance.md.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,8 +47,12 @@ from research.tables import FOLDER
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
 from squelch.kit.process.terminal import UNKNOWN
 
-PAGE, RESULTS = PAGES / "noise.md", FOLDER / "noise.parquet"
+PAGE, RESULTS = PAGES / "policy-variance.md", FOLDER / "noise.parquet"
+EXACT = FOLDER / "policy_variance.csv"
+"""Of a finished study: V against its exact value, a row for each policy, p and number of replays."""
 TOLERANCE = 0.03
+ENOUGH = 4
+"""Replays from which the mean's intervals hold."""
 JUDGED, JUDGED_AT = "policy_variance", plan.MANY
 ARMS = {"none": "none", "plain": "top_p", "shared": "shared", "policy_variance": "policy_variance"}
 """The arms, by the name that their runs have."""
@@ -79,26 +84,7 @@ def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
         "note": apart(pairs),
         "judged": arm == JUDGED and level in JUDGED_AT,
         "verdict": verdict(difference, len(paired), len(plan.seeds_at(level))) if arm != "none" else "",
-        **metrics_of(runs, arm, level),
     }
-
-
-OF_REPLAYS = {
-    "significant": "policy_variance_told_groups",
-    "policy": "policy_variance_mean",
-    "noise": "noise_variance_mean",
-    "gap": "replay_gap_mean",
-}
-
-
-def metrics_of(runs: Sequence[Kept], arm: str, level: float) -> dict[str, float | None]:
-    """Means over runs and steps of the metrics of replays; None where nothing was replayed."""
-    chosen = [run for run in runs if run.arm == plan.noise_arm(ARMS[arm], level)]
-    found = {}
-    for name, key in OF_REPLAYS.items():
-        values = [value for run in chosen for value in run.series(key).values()]
-        found[name] = sum(values) / len(values) if values else None
-    return found
 
 
 def verdict(difference: Mapping[str, Any], pairs: int, wanted: int) -> str:
@@ -113,25 +99,49 @@ def judged(runs: Sequence[Kept]) -> list[dict[str, Any]]:
     return [row(runs, arm, level) for level in plan.NOISE_LEVELS for arm in ARMS]
 
 
-COLUMNS = (
-    *("p", "arm", "seeds", "success", "minus none", f"above -{TOLERANCE}"),
-    *("significant groups", "policy variance", "noise variance", "replay - original"),
-)
+COLUMNS = ("p", "arm", "seeds", "success", "minus none", f"above -{TOLERANCE}")
 
 
 def cells(found: Mapping[str, Any]) -> list[str]:
     """The printed cells of a row."""
-    numbers = [UNKNOWN if found[name] is None else f"{found[name]:.3g}" for name in OF_REPLAYS]
     said = f"**{found['verdict']}**" if found["judged"] else found["verdict"] or UNKNOWN
     parts = [text(found["success"]), text(found["minus_none"], "+")]
-    return [f"{found['p']:g}", found["arm"], str(found["seeds"]), *parts, said, *numbers]
+    return [f"{found['p']:g}", found["arm"], str(found["seeds"]), *parts, said]
+
+
+EXACT_COLUMNS = {
+    **{"policy": "policy", "truth": "truth", "plain": "plain", "mean": "mean of V", "bias": "bias"},
+    **{"significant": "significant", "covers_group": "covers, one group", "covers_mean": "covers, mean of 8"},
+}
+EXACT_AT, REPLAYS = "0.5", "32"
+
+
+def exact() -> list[dict[str, str]]:
+    """The rows of the table of exact values."""
+    with EXACT.open(newline="") as lines:
+        return [*csv.DictReader(lines)]
+
+
+def covered() -> str:
+    """From the smallest to the largest share of the mean's intervals that hold, of plans with 4 replays or more."""
+    plans = [row for row in exact() if row["policy"].startswith("plan") and int(row["replays"]) >= ENOUGH]
+    shares = sorted(100 * float(row["covers_mean"]) for row in plans)
+    return f"{shares[0]:.0f} to {shares[-1]:.0f}%"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
-    """The text of docs/research/noise.md."""
-    table = "\n".join(markdown_table(COLUMNS, map(cells, rows)))
-    page = template("noise").format(table=table, tolerance=TOLERANCE, interval=INTERVAL)
-    return page + "".join(f"- {note}\n" for note in (*notes_of(rows), *caveats(runs)))
+    """The text of docs/research/policy-variance.md."""
+    shown = (
+        [row[key] for key in EXACT_COLUMNS] for row in exact() if row["p"] == EXACT_AT and row["replays"] == REPLAYS
+    )
+    return template("policy-variance").format(
+        table="\n".join(markdown_table(COLUMNS, map(cells, rows))),
+        tolerance=TOLERANCE,
+        interval=INTERVAL,
+        notes="\n".join(f"- {note}" for note in (*notes_of(rows), *caveats(runs))),
+        exact="\n".join(markdown_table([*EXACT_COLUMNS.values()], shown)),
+        covered=covered(),
+    )
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,14 +9,13 @@ played episode of each environment into docs/reference/episodes.md.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of
+from benchmarks.common import parser_of, print_targets
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
@@ -198,14 +197,7 @@ def main() -> None:
         write_episodes(Path("docs/reference/episodes.md"))
         return
     for name in [arguments.env] if arguments.env else environment_names():
-        metrics = measure(name, 500 if arguments.quick else 10_000)
-        if arguments.json:
-            print(json.dumps(metrics))
-            continue
-        for key, value in metrics.items():
-            shown = value if isinstance(value, str) else format(value, ",.6g")
-            print(f"{key:<34}{shown:<16}{targets(name).get(key, '')}".rstrip())
-        print()
+        print_targets(measure(name, 500 if arguments.quick else 10_000), arguments.json, targets(name))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ from benchmarks import common, paired
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.on_gpu import trl_side
 from benchmarks.peer.work import Work
+from squelch.cluster.sweep.table import t_interval
 from squelch.kit.archive.reader import is_of_step, read_metrics
-from squelch.kit.diagnosis.uncertainty import t_quantile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -249,7 +249,9 @@ def summary(work: Work, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> di
     """The comparison, paired by seed. `reached` is None where there are fewer seeds than `SEEDS`."""
     ends = {trainer: [statistics.fmean(one["reward"][-LAST:]) for one in found] for trainer, found in curves.items()}
     times = {trainer: [seconds_to(one, LEVEL) for one in found] for trainer, found in curves.items()}
-    difference = between([ours - theirs for ours, theirs in zip(*(ends[trainer] for trainer in TRAINERS), strict=True)])
+    difference = t_interval(
+        [ours - theirs for ours, theirs in zip(*(ends[trainer] for trainer in TRAINERS), strict=True)]
+    )
     pairs = [
         (theirs, ours)
         for ours, theirs in zip(*(times[trainer] for trainer in TRAINERS), strict=True)
@@ -276,15 +278,6 @@ def summary(work: Work, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> di
         "unequal": UNEQUAL,
         "curves": curves,
     }
-
-
-def between(values: Sequence[float]) -> dict[str, Any]:
-    """The mean with its 95% t-interval; a single value has none."""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return {"mean": mean, "low": None, "high": None}
-    half = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def seconds_to(found: Mapping[str, Sequence[float]], level: float) -> float | None:

@@ -5,6 +5,6 @@ memory              docs/reference/memory.md, from the plans of all recipes
 metrics             docs/reference/metrics.md and empty-panels.md, from the registry and the dashboards
 other_names         docs/guide/coming-from.md, from squelch/cluster/other_names.csv
 schema              docs/reference/schema.md, from the schema of the archive
-settings            docs/reference/settings.md, from the settings' classes
+settings            docs/reference/settings.md and the pages below it, from the settings' classes
 watch_picture       docs/watch.svg, from a run's folder
 """

@@ -1,4 +1,4 @@
-"""Writes the table of the ways of weights in docs/guide/cluster.md: `python -m docs.writers.weight_ways`."""
+"""Writes the table of the ways of weights in docs/guide/hosts.md: `python -m docs.writers.weight_ways`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from docs.writers.tables import replaced, table
 from squelch.actors.weight_ways import WAYS
 
-PAGE = Path(__file__).resolve().parents[1] / "guide" / "cluster.md"
+PAGE = Path(__file__).resolve().parents[1] / "guide" / "hosts.md"
 
 
 def with_table(page: str) -> str:

@@ -7,7 +7,7 @@ The terminator may or may not be part of Z. With the terminator's factor p(Z|X) 
 
     I(X;Z) = E[log p(Z|X) - log mean_x p(Z|x)]
 
-is Shannon's mutual information. The Z of Squelch ends before the closing marker (docs/guide/reasoning.md). Without that
+is Shannon's mutual information. The Z of Squelch ends before the closing marker (docs/guide/scorer.md). Without that
 factor the probability of a beginning, o(Z|X), is not normalised over strings of different lengths. The same expression
 with o is the limit of MI-Seq-Est as N grows; it excludes the information in the time of stopping.
 `information(terminated=False)` is that limit, over the strings that are not empty. Both values agree if stopping does

@@ -1,7 +1,9 @@
-"""docs/research/claims.md and the printed table, made from the judged claims."""
+"""docs/research/claims.md, the table beside it and the printed one, made from the judged claims."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -11,10 +13,12 @@ from research.claims.table import NOT_COVERED
 from research.claims.verdict import Verdict
 from research.judging import PAGES, template
 from research.kept import Kept, caveats
+from research.tables import FOLDER
 
-PAGE = PAGES / "claims.md"
+PAGE, DATA = PAGES / "claims.md", FOLDER / "claims.csv"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
 VERDICTS = get_args(Verdict)
+DECIDED = ("holds", "fails")
 RATE = "at a decaying rate"
 """The recipes of all of these runs let the learning rate decay."""
 
@@ -41,22 +45,57 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{name}: {count[name]}" for name in VERDICTS)
 
 
+def data(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The text of research/results/claims.csv: every judged claim."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *map(cells, rows)])
+    return text.getvalue()
+
+
+def _decided(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The verdicts on one claim, by where it was tried: an estimate where it decides, and the statistic where there are
+    several; of those that are not significant the number."""
+    found, tried, before = dict[str, list[str]](), Counter(row["where"] for row in rows), ""
+    for row in rows:
+        place = f"{row['where']}, {row['statistic']}" if tried[row["where"]] > 1 else row["where"]
+        place, before = place.removeprefix(f"{before}, "), row["where"]
+        found.setdefault(row["verdict"], []).append(f"{place} {_found({**row, 'note': ''})}")
+    said = (f"**{verdict}** {'; '.join(own) if verdict in DECIDED else len(own)}" for verdict, own in found.items())
+    return "; ".join(said)
+
+
 def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
     """The page's text."""
     lines = [template("claims"), f"All {len(runs)} planned runs are done. Of {len(rows)} claims: {counted(rows)}.", ""]
     lines += [line for note in caveats(runs) for line in (f"{note}.", "")]
     lines += _done(runs)
+    by_claim = dict[tuple[str, str], list[Mapping[str, Any]]]()
+    for row in rows:
+        by_claim.setdefault((row["source"], row["says"]), []).append(row)
+    decided = {claim: own for claim, own in by_claim.items() if any(row["verdict"] in DECIDED for row in own)}
+    others = dict[str, list[str]]()
+    for (source, says), own in by_claim.items():
+        if (source, says) not in decided:
+            others.setdefault(source, []).append(says + (f" ({len(own)} rows)" if len(own) > 1 else ""))
     lines += ["## The claims", ""]
-    lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))
+    lines += markdown_table(
+        ("claim", "verdicts"),
+        ([f"{source}: {says}", _decided(own).replace("|", "\\|")] for (source, says), own in decided.items()),
+    )
+    lines += ["", "**Not significant**, wherever it was tried:", ""]
+    lines += [f"- {source}: {'; '.join(own)}" for source, own in others.items()]
     lines += ["", "## Parts of the paper that no row covers", ""]
     lines += [f"- {source}: {why}" for source, why in NOT_COVERED.items()]
     return "\n".join(lines) + "\n"
 
 
+def write(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> None:
+    """Writes the page and the table."""
+    PAGE.write_text(markdown(rows, runs))
+    DATA.write_text(data(rows))
+
+
 def _done(runs: Sequence[Kept]) -> list[str]:
-    """A table of the parts of the study and their runs."""
-    lines = ["| part | recipes | runs |", "|---|---|---|"]
-    for part, number in Counter(run.part for run in runs).items():
-        recipes = ", ".join(sorted({run.recipe for run in runs if run.part == part}))
-        lines.append(f"| {part} | {recipes} | {number} |")
-    return [*lines, ""]
+    """The parts of the study and their runs."""
+    counts = Counter(run.part for run in runs)
+    return [f"Runs by part: {', '.join(f'{part} {number}' for part, number in counts.items())}.", ""] if runs else []

@@ -3,7 +3,8 @@
 python -m research.claims [--quick] [--json] [--write]
 
 The 153 runs are done; research/results/claims.parquet has their numbers, and what each changed of its recipe. Cells and
-claims were fixed before the first run (`plan.py`, `table.py`). `--write` writes docs/research/claims.md.
+claims were fixed before the first run (`plan.py`, `table.py`). `--write` writes docs/research/claims.md and
+research/results/claims.csv.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from research.claims.page import COLUMNS, PAGE, cells, counted, markdown
+from research.claims.page import COLUMNS, PAGE, cells, counted, write
 from research.claims.statistics import Pool
 from research.claims.table import every_claim
 from research.claims.verdict import verdict
@@ -49,9 +50,7 @@ def report(quick: bool = False) -> Report:
     found = judged(Pool(runs))
     metrics = {"benchmark": "claims", "runs": len(runs), "claims": found}
     notes = [counted(found), f"{len(runs)} runs", *caveats(runs)]
-    return Report(
-        metrics, COLUMNS, [cells(row) for row in found], notes, lambda: PAGE.write_text(markdown(found, runs))
-    )
+    return Report(metrics, COLUMNS, [cells(row) for row in found], notes, lambda: write(found, runs))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

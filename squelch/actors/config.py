@@ -41,7 +41,7 @@ class RolloutConfig(Settings):
     count: Annotated[int | Literal["auto"], whole_or_auto(1)] = 1
     """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: start
     with `min_count` and add workers, up to `max_count`, until the learner no longer waits for groups
-    (docs/guide/cluster.md)."""
+    (docs/guide/hosts.md)."""
     min_count: int = Field(1, ge=1)
     """Fewest rollout workers that the run is ever scaled to."""
     max_count: int | None = Field(None, ge=1)
@@ -190,7 +190,7 @@ class ScorerConfig(Settings):
     max_pairs: int | None = Field(None, ge=64)
     """Most pairs (reasoning, prompt) scored in one scope. In a larger matrix each reasoning is scored under its own
     prompt and a random subset of the others, never fewer than two of them, even if that takes more pairs
-    (docs/guide/reasoning.md, "With a budget"). Unset: all pairs, or as many as `share` allows."""
+    (docs/guide/scorer.md, "With a budget"). Unset: all pairs, or as many as `share` allows."""
     token_budget: int = Field(16384, ge=64)
     """Most tokens in one scoring batch."""
     ema_alpha: float = Field(0.9, ge=0, lt=1)

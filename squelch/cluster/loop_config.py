@@ -174,7 +174,7 @@ class ClusterConfig(Settings):
 
 
 class UploadConfig(Settings):
-    """How the files of a run are copied to `store` while it runs (docs/guide/cluster.md)."""
+    """How the files of a run are copied to `store` while it runs (docs/guide/stores.md)."""
 
     every_s: float = Field(30.0, gt=0)
     """Seconds between two uploads of whatever is new: closed archive parts, metrics, events, checkpoints."""

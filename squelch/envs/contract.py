@@ -5,7 +5,7 @@
 | `Environment` | `rules`, `read_action`, `reset`, `step`; `max_turns` | every player: training, validation, `eval` |
 | `Demonstrator` | `demonstrate` | the warm-up of a policy, and benchmarks that play demonstrations |
 | `Judged` | `judge` | the judge of reasonings (docs/guide/reasoning.md) |
-| `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives and interventions (docs/guide/reasoning.md) |
+| `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives and interventions (docs/guide/probe.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 | `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
 | `AgentDriven` | `run`, `most_at_once`, `turns`, `untrained` | the player: a program that calls the policy is run |

@@ -1,4 +1,4 @@
-"""The settings by key: blocks of which a part is given, the page of all, and `squelch config --explain`."""
+"""The settings by key: blocks of which a part is given, the pages of all, and `squelch config --explain`."""
 
 import typing
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.writers.settings import PAGE, page
+from docs.writers.settings import FOLDER, INDEX, pages
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.setting_keys import flat
@@ -18,8 +18,14 @@ from squelch.kit.base.settings import Settings
 NAMES = [*environment_names(), *sorted(ADAPTERS)]
 
 
-def test_the_page_is_the_one_of_the_present_settings() -> None:
-    assert PAGE.read_text() == page(), "python -m docs.writers.settings writes it"
+def test_the_pages_are_those_of_the_present_settings() -> None:
+    written = {file: file.read_text() for file in (INDEX, *FOLDER.glob("*.md"))}
+    assert written == pages(), "python -m docs.writers.settings writes them"
+
+
+def test_a_page_that_a_setting_names_is_a_link() -> None:
+    assert not [file for file, text in pages().items() if "(docs/" in text]
+    assert "([stores.md](../../guide/stores.md))" in pages()[FOLDER / "upload.md"]
 
 
 def test_every_setting_says_what_it_means_and_what_it_may_be() -> None:

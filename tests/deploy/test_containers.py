@@ -92,7 +92,7 @@ def test_images_locks_and_documents_name_the_python_that_the_project_runs_on() -
     )
     assert promised and required and (int(promised[1]), int(promised[2]) + 1) == (int(required[1]), int(required[2]))
     assert int(promised[1]) <= int(python[1].removeprefix("3.")) <= int(promised[2])
-    named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "guide" / "cluster.md").read_text())
+    named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "guide" / "containers.md").read_text())
     assert len(named) >= 2 and set(named) == set(re.findall(r"^ARG PYTHON_TAG=(\S+)$", text, re.MULTILINE))
 
 

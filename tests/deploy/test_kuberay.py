@@ -221,7 +221,7 @@ def test_a_kustomization_that_names_a_missing_file_is_refused(tmp_path: Path) ->
 def test_the_pods_use_only_claims_and_secrets_that_are_made_somewhere() -> None:
     claim = read(FOLDER / "base" / "storage.yaml")["metadata"]["name"]
     assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}]
-    page, secret = (ROOT / "docs/guide/cluster.md").read_text(), at(JOB, (*CLUSTER, "authOptions", "secretName"))
+    page, secret = (ROOT / "docs/guide/containers.md").read_text(), at(JOB, (*CLUSTER, "authOptions", "secretName"))
     assert f"create secret generic {secret}" in page and "--from-literal=auth_token=" in page
 
 

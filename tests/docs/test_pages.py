@@ -126,3 +126,9 @@ def test_the_guide_is_short_enough_to_be_read() -> None:
     found, _, _ = found.partition("[findings.md]")
     readme = words(ROOT / "README.md")
     assert guide <= 50_000 and readme <= 1_600 and len(found.split()) <= 200, (guide, readme, len(found.split()))
+
+
+def test_the_research_is_short_enough_to_be_read() -> None:
+    """Raw texts and long tables are data in `research/results/`; the first page is one screen."""
+    pages = {page.name: words(page) for page in (ROOT / "docs" / "research").glob("*.md")}
+    assert sum(pages.values()) <= 20_000 and pages["index.md"] <= 400, pages

@@ -8,7 +8,7 @@ from benchmarks.environments.episodes import BEGIN, END, NATURAL, episode_text, 
 from squelch.envs.registry import environment_names
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES = DOCS / "guide/environments.md", DOCS / "research/environment-differences.md"
+TABLES = DOCS / "guide/environments.md", DOCS / "research/implementations.md"
 EPISODES = DOCS / "reference/episodes.md"
 
 

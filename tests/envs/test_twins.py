@@ -151,7 +151,7 @@ def level_weight(content: str) -> float:
     ("name", "weight", "most"), [("Countdown", puzzle_weight, 0.11), ("Sokoban", level_weight, 0.08)]
 )
 def test_hard_negatives_exceed_an_information_by_at_most_what_the_guide_says(name, weight, most: float) -> None:
-    """docs/guide/reasoning.md: the mean of log(m + 1) - H(w) over tasks and their clusters
+    """docs/guide/probe.md: the mean of log(m + 1) - H(w) over tasks and their clusters
     (`kit.diagnosis.hard_negatives`), here within 0.01 of `most`."""
     env, bounds = make(name), []
     for seed in range(600):

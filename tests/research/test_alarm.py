@@ -13,7 +13,6 @@ from research.alarm import (
     around_trend,
     false_alarms,
     judged,
-    made_up,
     onset,
     read_series,
     resampled,
@@ -26,6 +25,23 @@ from squelch.kit.archive.writer import Archive
 def series(values: list[float], success: list[float] | None = None) -> Series:
     scorings = [(5 * i, value, 0.1, True, math.inf) for i, value in enumerate(values)]
     return Series("run", scorings, list(enumerate(success or [0.4] * 100, start=1)))
+
+
+def made_up(collapse: bool, seed: int, scorings: int = 24, every: int = 5) -> Series:
+    """A synthetic series of scorings with correlated noise around 1.5 nats; `collapse`: it decays from the middle on,
+    and success follows ten steps later."""
+    rng = np.random.default_rng((seed, collapse))
+    noise, values = 0.0, []
+    for index in range(scorings):
+        noise = 0.5 * noise + 0.12 * rng.normal()
+        late = max(0, index - scorings // 2) if collapse else 0
+        values.append((index * every, 1.5 * 0.6**late + noise, 0.14, True))
+    fall = every * (scorings // 2) + 20
+    success = [
+        (step, 0.4 + 0.003 * min(step, fall) - 0.03 * collapse * max(0, step - fall) + 0.02 * rng.normal())
+        for step in range(1, scorings * every)
+    ]
+    return Series(f"made up {seed}", values, [(step, max(0.0, value)) for step, value in success])
 
 
 def test_resampled_series_are_whole_blocks_of_one_run() -> None:

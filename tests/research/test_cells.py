@@ -7,6 +7,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,11 @@ from research import cells, tables
 from research.cells import Study, StudyCell, command
 from research.claims.statistics import Pool
 from research.judging import Report
-from research.kept import changes_learning, condense, early_ends, read_all
+from research.kept import Kept, carried, changes_learning, early_ends, read_all
 from squelch.cluster.config import dump
 from squelch.cluster.sweep.cells import Ended, ProcessRunner
 from squelch.cluster.sweep.plan import Cell
-from squelch.kit.archive.writer import Archive
 from squelch.kit.base.errors import UserError
-from tests.kit.archive.small_groups import archive_step
 
 STEPS = 20
 
@@ -28,7 +27,17 @@ STEPS = 20
 def study(folder: Path, seeds: tuple[int, ...] = (0, 1)) -> Study:
     settings = {"filter.rule": "none"}
     own = [StudyCell("lead", "sokoban", "none", settings, seed, STEPS, 1.0) for seed in seeds]
-    return Study("made-up", ["scorer.every=10"], own, folder / "made-up.parquet")
+    return Study("made-up", ["scorer.every=10"], own, folder / "made-up.parquet", kept)
+
+
+def kept(folder: Path, **labels: Any) -> dict[str, Any]:
+    """What the study keeps of a run. UserError of one that ended by itself."""
+    summary = json.loads((folder / "summary.json").read_text())
+    if not summary["finished"]:
+        raise UserError(f"{folder}: the run has not finished")
+    seed = int(folder.name.rpartition("_s")[2])
+    tables = {"steps": {"step": [STEPS], "reward_mean": [1.0]}}
+    return {"name": folder.name, **labels, "seed": seed, "steps": summary["steps"], "groups": {}, "tables": tables}
 
 
 def ended_early(cell: Cell, stopped: str, cause: str, steps: int) -> Ended:
@@ -43,27 +52,8 @@ def ended_early(cell: Cell, stopped: str, cause: str, steps: int) -> Ended:
 
 def finish(cell: Cell) -> None:
     """Writes what a run that came to its end leaves behind."""
-    summary = {"finished": True, "stopped": None, "steps": STEPS, "seconds_per_step_median": 2.0}
-    summary["ledger"] = {"balanced": True}
-    lines = [
-        {
-            "step": step,
-            "time": float(step),
-            "reward_mean": float(step),
-            "reasoning_length": float(step),
-            "kept_fraction": None,
-            "gaming/raised": float(step in (14, 15)),
-        }
-        for step in range(STEPS + 1)
-    ]
-    lines[1] |= {"scorer/step": 1, "first_turn/mi_est": 0.123456789}
-    lines[12] |= {"scorer/step": 10, "first_turn/mi_est": 0.2, "judge/right": 0.5}
-    lines[13] |= {"probe/step": 10, "probe/mi": 2.0}
-    lines[0] |= {"validation/step": 0, "validation/success": 0.25}
-    (cell.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = {"finished": True, "stopped": None, "steps": STEPS, "ledger": {"balanced": True}}
     (cell.folder / "config.yaml").write_text(dump(cell.config))
-    archive = Archive(cell.folder)
-    archive_step(archive, 1, 3)
     (cell.folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -205,65 +195,14 @@ def test_a_failed_cell_is_reported_and_the_others_run(tmp_path, monkeypatch, cap
     assert len(names) == 2 and "failed: no" in capsys.readouterr().out
 
 
-def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
-    own = study(tmp_path, (0,))
-    cells.run(own, own.cells, str(tmp_path), None, ())
-    (run,) = read_all(own.results)
-    assert run.series("first_turn/mi_est") == {1: 0.12346, 10: 0.2} and run.series("judge/right") == {10: 0.5}
-    assert run.series("validation/success") == {0: 0.25}
-    assert run.series("probe/mi") == {10: 2.0} and run.series("probe/recorded") == {10: 13}
-    assert run.series("reasoning_length") == {10: 5.5, 20: 15.5}
-    assert run.series("gaming/raised") == {10: 0.0, 20: 0.2}, "not 0 if the warning was raised within the ten steps"
-    assert run.series("reward_mean") == {step: float(step) for step in range(1, STEPS + 1)}
-    assert run.series("kept_fraction") == {} and run.series("no/such") == {}
-    assert (run.name, run.part, run.arm, run.steps) == ("lead-sokoban-none_s0", "lead", "none", STEPS)
-    assert tables.read(own.results)[0]["changed"] == ['filter.rule="none"']
-
-
-def test_an_unfinished_run_is_refused(tmp_path, started):
-    own = study(tmp_path, (0,))
-    cells.run(own, own.cells, str(tmp_path), None, ())
-    folder = tmp_path / "made-up" / "lead-sokoban-none_s0"
-    summary = json.loads((folder / "summary.json").read_text())
-    for why, told in (
-        (None, "has not finished; continue"),
-        ("stopped by SIGTERM", r"finished \(stopped by SIGTERM\); "),
-    ):
-        (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "stopped": why}))
-        with pytest.raises(UserError, match=told):
-            condense(folder, part="p", recipe="r", arm="a")
-
-
-def test_a_run_that_a_rule_stopped_early_is_not_to_be_continued_with_run(tmp_path, started):
-    """--run takes such a run for complete and condensed it, so the advice to continue it with --run led nowhere."""
-    own = study(tmp_path, (0,))
-    cells.run(own, own.cells, str(tmp_path), None, ())
-    own.results.unlink()
-    file = tmp_path / "made-up" / own.cells[0].name / "summary.json"
-    stopped = {"finished": False, "end_cause": "early_stop", "stopped": "early stop: no variance"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | stopped))
-    with pytest.raises(UserError, match=r"not finished \(early stop: no variance\); remove its folder"):
-        cells.run(own, own.cells, str(tmp_path), None, ())
-
-
-def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_is_carried_forward(
-    tmp_path, monkeypatch
-):
-    own, names = study(tmp_path), []
-
-    async def run(self: ProcessRunner, cell: Cell) -> Ended:
-        names.append(cell.name)
-        return ended_early(cell, "no signal: 5 steps", "no_signal", 15)
-
-    monkeypatch.setattr(ProcessRunner, "run", run)
-    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0 and len(names) == 2
-    first = read_all(own.results)[0]
-    assert (first.ended, first.steps, first.planned, first.horizon) == ("no_signal", 15, STEPS, STEPS)
+def test_the_last_validation_of_a_run_without_signal_is_carried_to_its_planned_last_step():
+    validated = {"step": [0], "validation/success": [0.25]}
+    ended = Kept("n", "lead", "sokoban", "none", 0, 15, {"validated": validated}, {}, "no_signal", planned=STEPS)
+    first = carried(ended)
+    assert (first.steps, first.horizon) == (15, STEPS)
     assert first.series("validation/success") == {0: 0.25, STEPS: 0.25}
-    (told,) = early_ends(read_all(own.results))
-    assert "2 runs ended" in told and "after step 15 of 20, last validated at step 0, so not the policy" in told
+    (told,) = early_ends([first])
+    assert "1 runs ended" in told and "after step 15 of 20, last validated at step 0, so not the policy" in told
     assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
 
 
@@ -279,10 +218,10 @@ def test_a_study_says_itself_what_is_kept_of_a_run_and_when_it_is_complete(tmp_p
     assert cells.run(plain, plain.cells, str(tmp_path / "plain"), None, ()) == 1 and plain.done() == set()
     assert "ended after step 5" in capsys.readouterr().out
 
-    def kept(folder: Path, **labels: str) -> dict:
+    def of_ended(folder: Path, **labels: str) -> dict:
         return {"name": folder.name, **labels, "seed": 0, "steps": 5, "set": [], "groups": {}, "tables": {}}
 
-    own = replace(plain, condense=kept, complete=lambda folder: (folder / "summary.json").is_file())
+    own = replace(plain, condense=of_ended, complete=lambda folder: (folder / "summary.json").is_file())
     assert cells.run(own, own.cells, str(tmp_path / "own"), None, ()) == 0 and own.done() == {own.cells[0].name}
     assert "ended after step 5" not in capsys.readouterr().out.splitlines()[-1]
 

@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from research.claims import statistics as of
-from research.claims.page import PAGE, markdown
+from research.claims.page import DATA, PAGE, data, markdown
 from research.claims.statistics import Estimate, Pool
 from research.claims.study import RESULTS, judged, main
 from research.claims.table import (
@@ -41,7 +42,9 @@ def claim(region: Region, least: int = 3) -> Claim:
 
 
 def test_every_claim_is_about_runs_that_were_made():
-    pool = Pool([made_up(run, place) for place, run in enumerate(read_all(RESULTS))])
+    runs = read_all(RESULTS)
+    keys_of = {name: {key for run in runs for key in run.tables.get(name, ())} for run in runs for name in run.tables}
+    pool = Pool([made_up(run, place, keys_of) for place, run in enumerate(runs)])
     for claim in every_claim():
         found = claim.of(pool)
         if "MI is low" in claim.says:  # no made-up run is so
@@ -50,17 +53,13 @@ def test_every_claim_is_about_runs_that_were_made():
         assert found.runs >= claim.least and found.mean is not None, claim
 
 
-def made_up(run: Kept, place: int) -> Kept:
-    """A run with every metric at every fifth step, all different."""
-    from research.kept import EACH_STEP, GRADIENTS, PROBE, SCORED, STEPS, VALIDATED
-
+def made_up(run: Kept, place: int, keys_of: Mapping[str, Collection[str]]) -> Kept:
+    """A run with every metric of the study at every fifth step, all different."""
     steps = list(range(0, run.steps + 1, 5))
     level = 1 + 0.1 * run.seed + 0.001 * place
     falling = [level * (1 - 0.5 * step / run.steps) for step in steps]
-    keys_of = {"validated": VALIDATED, "scored": SCORED, "probe": PROBE, "blocks": EACH_STEP, "gradients": GRADIENTS}
-    keys_of["steps"] = STEPS
     made = {
-        name: {"step": steps, **{key: [value + 0.1 * n for value in falling] for n, key in enumerate(keys)}}
+        name: {key: [value + 0.1 * n for value in falling] for n, key in enumerate(sorted(keys))} | {"step": steps}
         for name, keys in keys_of.items()
     }
     groups = {"reward": 0.5 + 0.01 * level, "entropy": 0.01 * level, "length": -0.01 * level}
@@ -238,7 +237,9 @@ def test_a_run_without_a_metric_is_left_out_and_gives_no_verdict():
 
 def test_the_page_is_fresh():
     runs = read_all(RESULTS)
-    assert PAGE.read_text() == markdown(judged(Pool(runs)), runs), "python -m research.claims --write"
+    rows = judged(Pool(runs))
+    assert PAGE.read_text() == markdown(rows, runs), "python -m research.claims --write"
+    assert DATA.read_text() == data(rows), "python -m research.claims --write"
 
 
 def test_a_row_about_the_end_and_the_beginning_says_no_more_than_that():

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research import known_truth
 from research.channels.reasonings import Channel, draw, random_channel, with_template
+from research.judging import PAGES
+from research.known_links import read_rows
 from research.known_truth import (
+    CHANNELS,
+    DATA,
     LM_PROMPTS,
+    NULLS,
     enumerate_lm,
     false_positives,
     figure,
@@ -146,11 +152,19 @@ def test_an_empty_string_is_excluded_without_the_terminator_and_counted(language
     assert not draw(channel, np.random.default_rng(0), LM_PROMPTS, 40).excluded
 
 
-def test_the_committed_page_is_in_the_form_that_the_benchmark_writes() -> None:
-    row = {"channel": "medium", "terminator": True, "length": 3.6, "told_from_null": 1.0}
-    rows = [
-        row | {"channel": name} | study(MEDIUM, n, 8, 5, 0, True) for name in ("weak", "medium", "strong") for n in (8,)
-    ]
-    page = markdown({"trials": 5, "rows": rows, "false_positives": {"N=8, K=8": 0.05}})
-    assert page.count("| medium | with terminator |") == 1 and "- N=8, K=8: 0.050" in page
+def test_the_committed_page_is_made_from_the_committed_tables() -> None:
+    rows, page = read_rows(DATA), (PAGES / "known-truth.md").read_text()
+    assert markdown(rows, read_rows(NULLS), read_rows()) == page, "python -m research.known_truth --write"
+    assert len(rows) == 66 and {row["channel"] for row in rows} == {*CHANNELS, "tiny LM"}
     assert all(text in figure(rows) for text in ("<title", "log N, the bound", "medium dependence", ">strong<"))
+
+
+def test_a_measurement_is_written_as_the_page_reads_it(tmp_path, monkeypatch) -> None:
+    row = {"channel": "medium", "terminator": True, "length": 3.6} | study(MEDIUM, 8, 8, 5, 0, True)
+    monkeypatch.setattr(known_truth, "DATA", tmp_path / "rows.csv")
+    monkeypatch.setattr(known_truth, "NULLS", tmp_path / "nulls.csv")
+    monkeypatch.setattr(known_truth, "PAGES", tmp_path)
+    monkeypatch.setattr(known_truth, "figure", lambda rows: "")
+    known_truth.write({"rows": [row], "false_positives": [{"prompts": 8, "samples": 8, "rate": 0.05}]})
+    page = (tmp_path / "known-truth.md").read_text()
+    assert page.count("| medium | with terminator | 8 |") == 1 and "0.050 at N=8, K=8" in page

@@ -1,21 +1,12 @@
-"""The study of another model as the scorer: its cells, its table and its verdict."""
+"""The study of another model as the scorer: its table and its verdict."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from research import other_scorer, tables
-from research.other_scorer import EXAMPLE, REASONINGS, TURN, Cell, Scored, cells, content, judged, scored, whole
-
-
-def test_every_cell_has_eight_prompts_with_the_whole_example_and_a_known_mi() -> None:
-    found = [*cells()]
-    assert len({cell.name for cell in found}) == len(found) == 22 and len({cell.family for cell in found}) == 8
-    assert {len(set(map(whole, cell.prompts))) for cell in found} == {8}
-    assert {(len(cell.prompts), len(cell.reasonings)) for cell in found} == {(REASONINGS, REASONINGS)}
-    assert sum(cell.mi < other_scorer.RUINED for cell in found) == 5
-    assert sum(cell.mi > other_scorer.HEALTHY for cell in found) == 14
-    with pytest.raises(ValueError, match="does not end with the example"):
-        whole("another example" + TURN + "Numbers: 1")
+from research.other_scorer import Scored, judged, scored
 
 
 def drawn(strength: float, family: str, seed: int) -> Scored:
@@ -26,17 +17,19 @@ def drawn(strength: float, family: str, seed: int) -> Scored:
     return Scored(f"{family}-{strength}", family, strength, matrix, own)
 
 
+def content(name: str, one: Scored) -> dict[str, Any]:
+    """A cell as the table keeps it."""
+    scores = {"step": list(range(len(one.own))), "own": one.own.tolist()}
+    scores |= {f"under.{j}": column for j, column in enumerate(one.matrix.T.tolist())}
+    labels = {"part": "countdown", "recipe": "r", "arm": "a", "seed": 0}
+    return {"name": name, **labels, "family": one.family, "mi": one.mi, "tables": {"scores": scores}}
+
+
 def test_a_table_whose_scores_follow_the_mi_ranks_the_policies(tmp_path, monkeypatch) -> None:
-    names = [cell.name for cell in cells()]
     strengths = [*np.linspace(3.1, 6, 14), *np.linspace(1.1, 2.9, 3), *np.linspace(0, 0.5, 5)]
     made = [drawn(strength, f"f{k % 4}", k) for k, strength in enumerate(strengths)]
     monkeypatch.setattr(other_scorer, "RESULTS", tmp_path / "results.parquet")
-    assert other_scorer.report().metrics == {"cells": 0}
-    kept = [
-        content(Cell("r", one.family, "arm", 0, k, one.mi, [EXAMPLE], [""]), one.matrix, one.own) | {"name": name}
-        for k, (name, one) in enumerate(zip(names, made, strict=True))
-    ]
-    tables.add(tmp_path / "results.parquet", kept)
+    tables.add(tmp_path / "results.parquet", [content(f"cell-{k}", one) for k, one in enumerate(made)])
     again = sorted(tables.read_as(tmp_path / "results.parquet", scored), key=lambda one: one.mi)
     assert again[-1].matrix == pytest.approx(made[13].matrix) and again[-1].own.tolist() == made[13].own.tolist()
     found = other_scorer.report().metrics
@@ -45,16 +38,20 @@ def test_a_table_whose_scores_follow_the_mi_ranks_the_policies(tmp_path, monkeyp
     assert "**The bound ranks these policies.**" in other_scorer.said(found)
 
 
+def test_the_committed_cells_are_those_of_eight_families_ruined_and_healthy_ones() -> None:
+    found = tables.read_as(other_scorer.RESULTS, scored)
+    assert len({cell.name for cell in found}) == len(found) == 22 and len({cell.family for cell in found}) == 8
+    assert {cell.matrix.shape for cell in found} == {(10, 8)}
+    assert sum(cell.mi < other_scorer.RUINED for cell in found) == 5
+    assert sum(cell.mi > other_scorer.HEALTHY for cell in found) == 14
+
+
 def test_a_cells_scale_is_fitted_on_other_families_alone() -> None:
     one, other = drawn(3.0, "a", 0), drawn(3.0, "b", 1)
     wild = Scored("b", "b", 3.0, -other.matrix, other.own)
     (_, first, _), (_, second, _) = judged([one, other])
     (_, changed, _), (_, kept, _) = judged([one, wild])
     assert changed.scale != first.scale and kept.scale == second.scale
-
-
-def test_the_page_says_that_the_cells_are_not_scored_until_they_are() -> None:
-    assert "Not all cells are scored yet" in other_scorer.page(other_scorer.NOT_JUDGED, "")
 
 
 def test_the_page_is_what_the_command_writes(tmp_path, monkeypatch) -> None:

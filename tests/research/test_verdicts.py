@@ -67,7 +67,7 @@ def rescue_words(recorded: dict[str, str]) -> list[str]:
 
 
 FINISHED: dict[str, tuple[str, Callable[[Any], list[str]]]] = {
-    "kept_share": ("kept-share", kept_share_words),
+    "kept_share": ("findings", kept_share_words),
     "rescue": ("alarms", rescue_words),
     "made_to_collapse": ("alarms", collapse_words),
     "real_model": ("real-model-study", lambda recorded: [f"- {note}" for note in recorded]),

@@ -170,5 +170,6 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "conversations.jsonl": _conversations,
     "models/own": lambda wanted: _model_at(wanted, "models/own"),
     "bucket": _bucket,
+    "cluster": lambda wanted: wanted.shell("ray start --head --port=6379"),
     "live-runs": _live_runs,
 }

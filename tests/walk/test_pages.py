@@ -94,4 +94,5 @@ def test_a_block_that_another_page_walks_has_commands_of_that_page() -> None:
 
 def test_the_results_list_the_commands_that_are_never_run() -> None:
     page = never_run.PAGE.read_text()
-    assert never_run.with_list(page) == page, "run `python -m docs.writers.never_run`"
+    assert never_run.with_counts(page) == page, "run `python -m docs.writers.never_run`"
+    assert never_run.listed() == never_run.DATA.read_text(), "run `python -m docs.writers.never_run`"

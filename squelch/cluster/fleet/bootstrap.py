@@ -242,7 +242,7 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     if _hard_without_twins(config):
         say(
             f"scorer.probe.hard: {config.scored.name} has no near variations of its tasks; the nearest of 1,000 others "
-            "stand in for them, and the MI against them bounds no information (docs/guide/reasoning.md)"
+            "stand in for them, and the MI against them bounds no information (docs/guide/probe.md)"
         )
     if not scorer.enabled or scorer.every is not None:
         return config

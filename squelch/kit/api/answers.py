@@ -1,4 +1,4 @@
-"""Whether the answers of one step's samples follow from their reasonings (docs/guide/reasoning.md).
+"""Whether the answers of one step's samples follow from their reasonings (docs/guide/probe.md).
 
 Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`kit.diagnosis.links`). An answer is
 scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a

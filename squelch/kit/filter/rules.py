@@ -184,7 +184,7 @@ RULES: Mapping[str, Rule] = {
             "top_p",
             _top_p,
             ("rho", "epsilon", "epsilon_unit"),
-            "the shortest prefix whose scores sum to at least rho * sum - epsilon * (largest score)",
+            "the best groups until their scores sum to at least rho * sum - epsilon * (largest score)",
             "the same, from the smallest score (appendix G.1, reverse top-p)",
             stricter=_half_rho,
             non_negative="keeps a share of summed scores",

@@ -1,4 +1,4 @@
-"""Metrics of the scorer: its samples, its excluded reasonings, and its own health (docs/guide/reasoning.md). Pure."""
+"""Metrics of the scorer: its samples, its excluded reasonings, and its own health (docs/guide/scorer.md). Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PROBE_OTHERS, TRAJECTORY_OTHERS = 8, 4
 
 
 class ProbeConfig(Settings):
-    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/guide/reasoning.md)."""
+    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/guide/probe.md)."""
 
     every: int = Field(25, ge=0)
     """Steps between two probe evaluations; 0 turns the probe off. The first is before step 1, the last after the last
@@ -41,7 +41,7 @@ class ProbeConfig(Settings):
     (`kit.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
     answer_tasks: int | None = Field(None, ge=4)
     """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
-    all. From 8 on the intervals were tested (docs/research/known-links.md)."""
+    all. From 8 on the intervals were tested (docs/research/known-truth.md)."""
     answer_references: int | None = Field(None, ge=1)
     """Reasonings of each other task under which the answers of a prompt are scored, drawn at random; unset: all. At
     least 2 are needed to correct the estimate for their number."""

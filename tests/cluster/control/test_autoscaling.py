@@ -53,6 +53,27 @@ def test_it_adds_workers_until_the_learner_waits_no_more_and_stays_there() -> No
     assert 12.0 / counts[-1] - 2.0 <= GROW_ABOVE * 12.0 / counts[-1]
 
 
+IDLE, WAITING = StepLoad(1, 2.0, 0.0, 0.0, 1.0), StepLoad(1, 2.0, 1.0, 0.0, 1.0)
+"""Of one worker, for which the learner waits never, and half of the time."""
+
+
+def test_it_decides_after_as_many_steps_with_one_number_as_it_says_and_the_first_does_not_count() -> None:
+    auto = Autoscaling(1, 4)
+    *before, decided = [auto.step(WAITING) for _ in range(STEPS + 1)]
+    assert before == [None] * STEPS and decided is not None and decided.count == 2
+    auto = Autoscaling(1, 4)
+    slow = StepLoad(1, 100.0, 100.0, 0.0, 1.0)
+    assert [auto.step(load) for load in (slow, *[IDLE] * STEPS)] == [None] * (STEPS + 1)
+
+
+def test_the_last_step_without_a_decision_is_the_first_of_the_next_ones_and_a_decision_begins_anew() -> None:
+    auto = Autoscaling(1, 4)
+    assert [auto.step(IDLE) for _ in range(STEPS + 1)] == [None] * (STEPS + 1)
+    *before, decided = [auto.step(WAITING) for _ in range(STEPS)]
+    assert before == [None] * (STEPS - 1) and decided is not None
+    assert [auto.step(WAITING) for _ in range(STEPS)] == [None] * STEPS
+
+
 def test_it_removes_workers_for_which_finished_groups_only_wait() -> None:
     counts = course(Autoscaling(1, 16), overlapped(train_s=6.0, work_s=12.0), 300, start=8)
     assert counts[-1] == 2 and sorted(counts, reverse=True) == counts

@@ -87,3 +87,16 @@ def test_ended_tickets_survive_a_restore_and_open_ones_do_not():
     assert again.counts()["issued"] == 1 and again.reasons(FAILED) == {"x": 1}
     assert not any(again.count(state) for state in OPEN)
     again.issue("t1")
+
+
+def test_the_oldest_ticket_of_a_state_is_the_one_that_entered_it_first_whatever_its_number():
+    times = iter(range(10))
+    ledger = Ledger(now=lambda: float(next(times)))
+    for name in "abc":
+        ledger.issue(name)
+    assert ledger.oldest() == {IN_FLIGHT: 0.0} | {state: None for state in OPEN if state != IN_FLIGHT}
+    ledger.move("c", "buffered")
+    ledger.retry("a")
+    assert (ledger.oldest()[IN_FLIGHT], ledger.oldest()["buffered"]) == (1.0, 3.0), "a entered it again at 4"
+    ledger.move("b", FAILED, "x")
+    assert ledger.oldest()[IN_FLIGHT] == 4.0

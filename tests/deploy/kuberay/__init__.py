@@ -3,5 +3,5 @@
     schema       condenses KubeRay's definitions into `schema.json`, in which unknown keys are errors
     validation   the errors of a manifest: against `schema.json`, Kubernetes' own schemas and `policy.yaml`
 
-Nothing here talks to a cluster. docs/guide/cluster.md says what has been run and what has not.
+Nothing here talks to a cluster. docs/guide/containers.md says what has been run and what has not.
 """
