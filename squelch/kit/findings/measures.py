@@ -81,8 +81,11 @@ def measured(view: StepView, tasks: Tasks) -> Measured:
 
 
 def _groups(groups: Sequence[GroupView], tasks: Tasks) -> tuple[dict[str, float], dict[str, list[Example]]]:
-    failed = [Example(group.name, text) for group in groups for text in group.failures]
-    examples = {"trajectories_failed": failed} if failed else {}
+    first: dict[str, str] = {}  # of each cause, the group that failed first
+    for group in groups:
+        for text in group.failures:
+            first.setdefault(text, group.name)
+    examples = {"trajectories_failed": [Example(name, text) for text, name in first.items()]} if first else {}
     compared = [group for group in groups if len(group.rewards) > 1]
     if not compared:
         return {}, examples

@@ -102,10 +102,12 @@ def test_first_prompts_that_differ_are_a_finding_that_is_said_once_with_what_dif
     assert [(one.row, one.text) for one in found.examples] == [("b", "the date")]
 
 
-def test_failures_are_examples_of_the_finding() -> None:
-    failed = [GroupView("g", [], failures=["agent_error: no connection to port 5432"] * 8)]
+def test_each_cause_of_failures_is_an_example_once() -> None:
+    causes = ["agent_error: no connection to port 5432", "agent_error: no such tool"]
+    failed = [GroupView("g", [], failures=causes[:1] * 8), GroupView("h", [], failures=causes)]
     findings = Findings()
     for step in (1, 2):
         _, changes = findings.step(StepView(step, {"trajectories": 0.0, "trajectories_failed": 8.0}, failed))
     assert changes[0].finding.severity == "critical"
-    assert changes[0].finding.examples[0].text == "agent_error: no connection to port 5432"
+    examples = [(one.row, one.text) for one in changes[0].finding.examples]
+    assert examples == list(zip("gh", causes, strict=True))
