@@ -1,6 +1,7 @@
 """The course of a run on its first page: a few curves over the steps as SVG, with the steps of what was told marked.
 Pure.
 
+A value stands at the step that it describes: a scorer's at the step that it scored, which may have been recorded later.
 Curves are drawn in a square of `SIZE` units that the page stretches to its width, so lines keep their thickness
 (`vector-effect`), and words stand beside the drawing.
 """
@@ -11,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from squelch.cluster.runs.peak import DESCRIBED, step_key
 
 SIZE = 1000.0
 MOST_POINTS = 400
@@ -61,48 +64,54 @@ class Mark:
 
 
 KEYS = (
-    *("step", "success", "validation/success", "first_turn/mi_est", "first_turn/mi_est_null_95", "probe/mi"),
+    *("step", *DESCRIBED),
+    *("success", "validation/success", "first_turn/mi_est", "first_turn/mi_est_null_95", "probe/mi"),
     "probe/link/dependence_share",
 )
-"""The columns that are drawn."""
-Wanted = tuple[str, str, np.ndarray]
-"""(label, role, values) of a curve; NaN where a step has none."""
+"""The columns that are drawn, and those of the steps that they describe."""
+Wanted = tuple[str, str, str]
+"""(label, role, key) of a curve."""
 
 
 def plots(columns: Mapping[str, np.ndarray]) -> list[Plot]:
     """Success, MI and D over the steps, as far as they were measured. `columns`: (num_steps,) by `KEYS`."""
-    success = [("training", "line", columns["success"]), ("validation", "dots", columns["validation/success"])]
+    success = [("training", "line", "success"), ("validation", "dots", "validation/success")]
     first = [
-        ("first turn", "line", columns["first_turn/mi_est"]),
-        ("unrelated prompts, 95%", "reference", columns["first_turn/mi_est_null_95"]),
+        ("first turn", "line", "first_turn/mi_est"),
+        ("unrelated prompts, 95%", "reference", "first_turn/mi_est_null_95"),
     ]
-    steps, mi = columns["step"], "MI: does the reasoning depend on its prompt?"
+    mi, d = "MI: does the reasoning depend on its prompt?", "D: does the answer follow from it?"
+    link = [("fixed probe", "line", "probe/link/dependence_share")]
     found = [
-        plot("Success", "share of the trajectories", steps, success, share=True),
-        plot(mi, "nats per token", steps, first)
-        or plot(mi, "nats per reasoning", steps, [("fixed probe", "line", columns["probe/mi"])]),
-        plot(
-            "D: does the answer follow from it?",
-            "share of the answer's surprise",
-            steps,
-            [("fixed probe", "line", columns["probe/link/dependence_share"])],
-            share=True,
-        ),
+        plot("Success", "share of the trajectories", columns, success, share=True),
+        plot(mi, "nats per token", columns, first)
+        or plot(mi, "nats per reasoning", columns, [("fixed probe", "line", "probe/mi")]),
+        plot(d, "share of the answer's surprise", columns, link, share=True),
     ]
     return [one for one in found if one is not None]
 
 
-def plot(title: str, unit: str, steps: np.ndarray, wanted: Sequence[Wanted], share: bool = False) -> Plot | None:
-    """The curves that have a value; None without one. `steps`: (num_steps,); `share`: the values are in [0, 1]."""
-    known = [(label, role, values) for label, role, values in wanted if np.isfinite(values).any()]
+def plot(
+    title: str, unit: str, columns: Mapping[str, np.ndarray], wanted: Sequence[Wanted], share: bool = False
+) -> Plot | None:
+    """The curves that have a value; None without one. `columns`: as of `plots`; `share`: the values are in [0, 1]."""
+    known = [one for one in wanted if np.isfinite(columns[one[2]]).any()]
     if not any(role != "reference" for _, role, _ in known):
         return None
-    every = np.concatenate([values[np.isfinite(values)] for _, _, values in known])
+    every = np.concatenate([columns[key][np.isfinite(columns[key])] for _, _, key in known])
     low, high = min(0.0, float(every.min())), float(every.max())
     high = next((top for top in TOPS if high <= top), high) if share else max(high, low + 1e-9)
-    span = ends(steps)
-    curves = tuple(_drawn(label, role, steps, values, span, (low, high)) for label, role, values in known)
+    span = ends(columns["step"])
+    curves = tuple(
+        _drawn(label, role, described(columns, key), columns[key], span, (low, high)) for label, role, key in known
+    )
     return Plot(title, unit, low, high, curves)
+
+
+def described(columns: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    """(num_steps,) the step that each value of a column describes."""
+    own = columns[step_key(key)]
+    return np.where(np.isfinite(own), own, columns["step"])
 
 
 def ends(steps: np.ndarray) -> tuple[int, int]:

@@ -147,13 +147,15 @@ def ends_of(success: np.ndarray) -> tuple[float, float] | None:
     return (float(known[:size].mean()), float(known[-size:].mean())) if size else None
 
 
-def verdict(run: RunStatus, held: Held, success: np.ndarray) -> str:
-    """The run in one sentence: how far it is, what its success did, and what is worst about it."""
-    ends = ends_of(success)
+def verdict(run: RunStatus, held: Held, success: np.ndarray, validation: np.ndarray) -> str:
+    """The run in one sentence: how far it is, what its success did, and what is worst about it. `success`,
+    `validation`: (num_steps,), the success of each step's training and validation."""
+    known = validation[np.isfinite(validation)]
+    ends, of = ((known[0], known[-1]), "validation") if len(known) > 1 else (ends_of(success), "training")
     worst, good = _worst(run, held)
     course = ""
     if ends is not None:
-        course = f"success went from {ends[0]:.2f} to {ends[1]:.2f}"
+        course = f"{of} success went from {ends[0]:.2f} to {ends[1]:.2f}"
     elif run.success is not None:
         course = f"success is {run.success:.2f}"
     if course:

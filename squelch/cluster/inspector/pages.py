@@ -86,7 +86,8 @@ class Pages:
         marks += [course.mark(one.kind, one.step, span, str(one.number)) for one in found]
         smalls, place = self._smalls(scored, problems), self.folder.store.where()
         return self._page(
-            request, "overview.html", verdict=overview.verdict(run, held, columns["success"]),
+            request, "overview.html",
+            verdict=overview.verdict(run, held, columns["success"], columns["validation/success"]),
             tone=overview.tone(run, held), next=overview.next_step(run, held, place), notes=found,
             plots=course.plots(columns), span=span, marks=marks, checkpoints=kept, smalls=smalls,
             regimes=self.run_metrics.regimes, problems=problems,

@@ -23,6 +23,7 @@ from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.next_run import remedy
+from squelch.cluster.runs.peak import DESCRIBED
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
@@ -71,7 +72,7 @@ SMOOTHED = tuple(
     curve.key for chart in CHARTS for curve in chart.curves if curve.role == "line" and f"{curve.key}_low" not in CURVES
 )
 """Keys that can be smoothed: a value with an interval states its noise already."""
-KEYS = ("step", "time", *CURVES)
+KEYS = tuple(dict.fromkeys(("step", "time", *DESCRIBED, *CURVES)))
 
 
 class RunMetrics:

@@ -60,7 +60,11 @@ def last_value(values: Mapping[int, float], until: int | None = None) -> float |
     return known[-1] if known else None
 
 
+def step_key(metric: str) -> str:
+    """The key of the step that a metric describes."""
+    return next((own for own, first in DESCRIBED.items() if metric.startswith(first)), "step")
+
+
 def _step_of(line: Mapping[str, Any], key: str) -> int:
-    own = next((own for own, first in DESCRIBED.items() if key.startswith(first)), "step")
-    described = line.get(own)
+    described = line.get(step_key(key))
     return int(line["step"] if described is None else described)

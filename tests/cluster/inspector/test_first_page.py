@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.cluster.inspector import overview
-from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
+from squelch.cluster.inspector.course import KEYS, MOST_POINTS, mark, plot, plots
 from squelch.cluster.inspector.matrices import judged
 from squelch.cluster.inspector.overview import REGIME_WORDS
 from squelch.cluster.inspector.run_metrics import RunMetrics
@@ -44,7 +44,7 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
 ) -> None:
     text = html.unescape(open_run(falling).get("/").text)
     assert verdict_of(text) == (
-        "At step 40 of 40: success went from 0.06 to 0.15, but the answer ignores the reasoning: the own reasoning "
+        "At step 40 of 40: training success went from 0.06 to 0.15, but the answer ignores the reasoning: the own reasoning "
         "removes 4% of the answer's surprise (D 0.04 nats), since step 20."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
@@ -112,7 +112,9 @@ def test_findings_that_hold_stand_with_evidence_example_and_command_and_one_that
     archive.close()
     text = open_run(folder).get("/").text
     listed = text[text.index('id="found"') :]
-    assert verdict_of(text).startswith("At step 3 of 9: success went from 0.10 to 0.30, but the reasoning ignores its")
+    assert verdict_of(text).startswith(
+        "At step 3 of 9: training success went from 0.10 to 0.30, but the reasoning ignores its"
+    )
     assert re.findall(r'<li class="(\w+)"', listed) == ["critical", "notice", "notice"]
     assert "from step 1, ended at step 2" in listed and listed.count("KL is high") == 1
     assert "first_turn/mi_seq_est 0.1 [-0.1, 0.3]" in listed and "squelch train c.yaml &lt;script&gt;" in listed
@@ -178,16 +180,33 @@ def test_the_first_and_the_last_scored_step_are_among_those_shown() -> None:
     assert spaced(list(range(10, 1001, 10)))[::7] == [10, 1000]
 
 
+def columns_of(steps: np.ndarray, **own: np.ndarray) -> dict[str, np.ndarray]:
+    """`own` under their keys, with `/` for `__`; no value of any other column."""
+    unknown = dict.fromkeys(KEYS, np.full(len(steps), np.nan))
+    return unknown | {"step": steps} | {key.replace("__", "/"): values for key, values in own.items()}
+
+
 def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
     steps = np.arange(1.0, 5001.0)
-    found = plot("Success", "share", steps, [("training", "line", steps / 5000)], share=True)
+    found = plot("Success", "share", columns_of(steps, success=steps / 5000), [("training", "line", "success")], True)
     assert found is not None and found.curves[0].points.count(" ") == 2 * MOST_POINTS - 1
     assert (found.curves[0].first, found.curves[0].last, found.high) == (1 / 5000, 1.0, 1.0)
-    still = plot(
-        "MI", "nats", steps[:3], [("first turn", "line", np.zeros(3)), ("null", "reference", np.full(3, np.nan))]
-    )
+    wanted = [("first turn", "line", "first_turn/mi_est"), ("null", "reference", "first_turn/mi_est_null_95")]
+    still = plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est=np.zeros(3)), wanted)
     assert still is not None and "nan" not in still.curves[0].points and len(still.curves) == 1
-    assert plot("MI", "nats", steps[:3], [("null", "reference", np.ones(3))]) is None
+    assert plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est_null_95=np.ones(3)), wanted) is None
+
+
+def test_a_value_stands_at_the_step_that_it_describes() -> None:
+    """Step 1 was scored while step 2 was trained, and step 3 while it was recorded."""
+    late = {"first_turn__mi_est": np.array([np.nan, 0.5, 1.0]), "scorer__step": np.array([np.nan, 1.0, 3.0])}
+    columns = columns_of(np.array([1.0, 2.0, 3.0]), success=np.array([0.0, 0.5, 1.0]), **late)
+    success, mi = plots(columns)
+    assert success.curves[0].points == "M0 1000 500 500 1000 0"
+    assert mi.curves[0].points == "M0 500 1000 0" and mi.curves[0].now == 3
+
+
+def test_marks_lie_within_the_axis() -> None:
     assert mark("alarm", 99, (1, 1)).at == 100.0 and mark("alarm", 0, (1, 9)).at == 0.0
 
 
