@@ -144,14 +144,11 @@ class Trainer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.critic = self._make_critic(resumes)
+        wanted = config.objective.needs_critic
+        self.critic = ValueLearner(self.model_dir, config, self.mesh, resumes) if wanted else None
         self.optimizer_steps = 0
         self._pages = Pages(self.device)
         self.marks = Marks()
-
-    def _make_critic(self, resumes: bool) -> ValueLearner | None:
-        wanted = self.config.objective.needs_critic
-        return ValueLearner(self.model_dir, self.config, self.mesh, resumes) if wanted else None
 
     def _load(self, lora: LoraSettings | None = None, resumes: bool = False) -> Policy:
         kernels = self.config.kernels

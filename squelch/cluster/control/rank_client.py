@@ -97,7 +97,7 @@ class LearnerClient:
         """Makes a call. `Died`, `Failed`, `Refused`, or TimeoutError, each with the ranks' numbers."""
         if row.signs is Signs.ANSWERS_BEFORE:
             await self._answered(row.method)
-        if row.folder is not None and self._far():
+        if row.folder is not None and any(one.node != self.transport.own_node()[0] for one in self.processes):
             return await self._with_far_folder(row, arguments)
         ranks = self.handles if row.all_ranks else self.handles[:1]
         calls = [getattr(handle, row.method).remote(*arguments, **named) for handle in ranks]
@@ -257,10 +257,6 @@ class LearnerClient:
                 self.watch.forget(LEARNER)
 
     # -- folders of the caller's disk --------------------------------------------------------------------------------
-
-    def _far(self) -> bool:
-        """Whether a rank runs on another node than the caller."""
-        return any(process.node != self.transport.own_node()[0] for process in self.processes)
 
     async def _with_far_folder(self, row: Call[..., Any], arguments: Sequence[Any]) -> Any:
         """As `call`, where a rank may not see the folder, the first argument."""

@@ -229,7 +229,8 @@ class Placement:
             return Reservation(actor, [_labelled(selector) for _ in bundles])
         selectors = [dict(selector)] * len(bundles) if selector else None
         group = placement_group(bundles, strategy=strategy, bundle_label_selector=selectors)
-        options = [_in_bundle(group, index) for index in range(len(bundles))]
+        strategies = (PlacementGroupSchedulingStrategy(group, index) for index in range(len(bundles)))
+        options: list[Options] = [{"scheduling_strategy": one} for one in strategies]
         self._reserved = [reserved for reserved in self._reserved if reserved.group is not None]
         self._reserved.append(Reservation(actor, options, group))
         return self._reserved[-1]
@@ -254,10 +255,6 @@ def _nodes_of(group: PlacementGroup) -> list[str]:
     """The nodes of a placement group's bundles; empty until Ray has reserved them, and once Ray has removed them."""
     table = placement_group_table(group)
     return list(table["bundles_to_node_id"].values()) if table.get("state") == "CREATED" else []
-
-
-def _in_bundle(group: PlacementGroup, index: int) -> Options:
-    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
 
 
 def _labelled(selector: dict[str, str]) -> Options:

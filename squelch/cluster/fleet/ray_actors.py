@@ -71,7 +71,8 @@ class RayActors:
         """The folder for an actor on any node. It is put into the object store once the cluster has another node."""
         offered = self._offers.get(path)
         if offered is None or not offered.entries:
-            offered = self._offers[path] = offer(path, patterns, ship=_may_need_shipping(self.config))
+            several = len(alive_nodes()) > 1 or may_grow(self.config)
+            offered = self._offers[path] = offer(path, patterns, ship=several)
         return offered
 
     def _model(self) -> Folder:
@@ -202,11 +203,6 @@ class RayActors:
             for has in free.values()
         )
         return int(min(learner.ranks, up + sum(fit)))
-
-
-def _may_need_shipping(config: RunConfig) -> bool:
-    """Whether actors may run on another node than the driver's, now or later."""
-    return len(alive_nodes()) > 1 or may_grow(config)
 
 
 async def _query(question: Callable[..., T], *arguments: Any) -> T:

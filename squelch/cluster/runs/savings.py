@@ -25,7 +25,9 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
     """The metrics of the table above over these lines of metrics.jsonl, one a step; empty if no step was filtered.
     `gain`: validation success at the end minus that before training."""
     steps = [line for line in lines if line.get("num_groups") is not None]
-    played, trained = _sum(steps, "num_groups"), float(sum(_groups_trained(line) for line in steps))
+    played = _sum(steps, "num_groups")
+    # of a run that did not record what it learned from: the groups that the filter kept
+    trained = float(sum(line.get("groups/trained", line.get("kept_groups")) or 0.0 for line in steps))
     sampled, learned = _sum(steps, "tokens/sampled"), _sum(steps, "tokens/trained")
     updates = _sum(steps, "optimizer_steps")
     counted = any("trajectories/trained" in line for line in steps)
@@ -44,11 +46,6 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
         "gain_per_100_groups": 100 * gain / trained if gain is not None and trained else None,
         "gain_per_100_updates": 100 * gain / updates if gain is not None and updates else None,
     }
-
-
-def _groups_trained(line: Mapping[str, Any]) -> float:
-    """Groups that the step learned from; of a run that did not record them, those that the filter kept."""
-    return line.get("groups/trained", line.get("kept_groups")) or 0.0
 
 
 def savings_line(savings: Savings) -> str:

@@ -20,7 +20,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import COLLAPSE, peak_of
 from squelch.cluster.runs.status import last_scorer_step
 from squelch.cluster.setting_keys import below, flat, unplaced
-from squelch.cluster.sweep.plan import PLACEMENT, Arm, Plan
+from squelch.cluster.sweep.plan import PLACEMENT, Plan
 from squelch.kit.diagnosis.uncertainty import t_quantile
 from squelch.kit.process.terminal import UNKNOWN, aligned, known
 
@@ -100,7 +100,8 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
     Args:
         cells: the metrics of the finished cells, by name.
     """
-    by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
+    done = [cell for cell in plan.cells if cell.name in cells]
+    by_arm = [{cell.seed: cells[cell.name] for cell in done if cell.arm is arm} for arm in plan.arms]
     bases, entries = _unfiltered(plan), list[dict[str, Any]]()
     for arm, own in zip(plan.arms, by_arm, strict=True):
         rows = own.values()
@@ -138,10 +139,6 @@ def _but_filter(config: RunConfig) -> str:
     places = (*OF_THE_FILTER, *OF_A_CELL)
     tree = flat(config.model_dump(mode="json"))
     return json.dumps({key: value for key, value in tree.items() if not below(unplaced(key), places)}, sort_keys=True)
-
-
-def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Metrics]) -> dict[int, Metrics]:
-    return {cell.seed: cells[cell.name] for cell in plan.cells if cell.arm is arm and cell.name in cells}
 
 
 def _paired(first: Mapping[int, Metrics], other: Mapping[int, Metrics], name: str) -> list[float]:

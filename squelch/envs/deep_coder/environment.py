@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -174,7 +174,7 @@ class DeepCoder(TextEnv, Demonstrator):
             reasoning = choose(rng, self.wording.said["task"]).format(words=self._words(plan))
         else:
             reasoning = generic_reasoning(rng, self.wording)
-        return reasoning, [program(plan, _difficulty(problem))]
+        return reasoning, [program(plan, cast(Difficulty, problem.source))]  # as of every generated problem
 
     def _load(self, seed: int) -> dict[str, Any]:
         data = self.options.data
@@ -220,8 +220,3 @@ class DeepCoder(TextEnv, Demonstrator):
 
 def _is_rim(line: str) -> bool:
     return not line.strip() or line.strip().startswith(FENCE)
-
-
-def _difficulty(problem: Problem) -> Difficulty:
-    """A generated problem's source is its difficulty."""
-    return next(difficulty for difficulty in DIFFICULTIES if difficulty == problem.source)

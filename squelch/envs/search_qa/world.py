@@ -57,7 +57,7 @@ class Entity:
 
 RELATIONS: dict[Kind, tuple[Relation, ...]] = {
     kind: tuple(
-        Relation(name, to) if isinstance(to, str) else Relation(name, values=tuple(to)) for name, to in found.items()
+        Relation(name, values=tuple(to)) if isinstance(to, list) else Relation(name, to) for name, to in found.items()
     )
     for kind, found in _WORDS["relations"].items()
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -78,23 +78,16 @@ class Reasonings:
         excluded for `reason`."""
         left = np.flatnonzero(keep)
         columns = np.unique(self.source[left])
-        excluded = self.excluded + Counter({reason: len(keep) - len(left)})
-        return Reasonings(
-            [self.prompts[j] for j in columns],
-            [self.ids[s] for s in left],
-            [self.texts[s] for s in left],
-            np.searchsorted(columns, self.source[left]),
-            self.rows[left],
-            [self.answers[s] for s in left],
-            excluded,
-            self.control_tokens,
-            self.reasoned,
-            self.marked,
-            self.asked,
-            self.whole,
-            self.turns,
-            self.notes,
-            [self.pictures[j] for j in columns] if self.pictures else [],
+        return replace(
+            self,
+            prompts=[self.prompts[j] for j in columns],
+            ids=[self.ids[s] for s in left],
+            texts=[self.texts[s] for s in left],
+            source=np.searchsorted(columns, self.source[left]),
+            rows=self.rows[left],
+            answers=[self.answers[s] for s in left],
+            excluded=self.excluded + Counter({reason: len(keep) - len(left)}),
+            pictures=[self.pictures[j] for j in columns] if self.pictures else [],
         )
 
 

@@ -156,7 +156,8 @@ class Archive:
     def metrics(self, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
         """Appends one line: `step`, `time` (Unix seconds, `at` or now), and the step's metrics by flat key."""
         when = time.time() if at is None else at
-        self._metrics.append({"step": step, "time": when, **_without_stamp(values)})
+        stamp = {"step": step, "time": when}
+        self._metrics.append(stamp | dict(values) | stamp)
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         """Appends one span: the work, or the wait, `name` of `actor` from `start` to `end` (Unix seconds). It has no
@@ -261,10 +262,6 @@ def _drop_torn_line(file: BinaryIO) -> None:
         end = start + found + 1
     if end < size:
         file.truncate(end)
-
-
-def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in ("step", "time")}
 
 
 def _plain_rows(table: pa.Table) -> pa.Table:

@@ -58,7 +58,8 @@ def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Ite
     if sample.get("error") and not shared["rewards"]:
         yield {**shared, "failed": FAILED}
         return
-    said = [index for index, one in enumerate(messages) if index and _is_sampled(one)]
+    sampled = [one.get("role") == "assistant" and one.get("source") == "generate" for one in messages]
+    said = [index for index, own in enumerate(sampled) if index and own]
     if not said:
         yield {**shared, "untold": NOTHING}
     contents = _Contents(sample, messages, where)
@@ -72,10 +73,6 @@ def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Ite
             yield {**row, "untold": HIDDEN}
         else:
             yield {**row, "content": partial(contents.of, index), "shown": sizes[index]}
-
-
-def _is_sampled(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "assistant" and message.get("source") == "generate"
 
 
 def _rewards(scores: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:

@@ -122,12 +122,10 @@ class TextEncoder:
             index, (start, end) = int(ids[place]), offsets[place]
             inner = text[start:end].strip()
             start += len(text[start:end]) - len(text[start:end].lstrip())
-            if self._spells(inner, self.control[index].strip()):
+            name = self.control[index].strip()
+            if inner == name or self._normal(inner) == self._normal(name):
                 found.append((index, start, start + len(inner)))
         return found
-
-    def _spells(self, text: str, name: str) -> bool:
-        return text == name or self._normal(text) == self._normal(name)
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[str, list[Span]]:

@@ -58,7 +58,8 @@ class OpenSteps:
         self.config, self.play, self.say = config, play, say
         self.admission = Admission(config.loop.max_staleness, config.loop.steps, state.clock, state.version)
         self.ledger = Ledger.restore(state.ledger)
-        self.source = _training_tickets(config, state.cursor)
+        sampled = config.sampling.group_size, config.seed, config.sampling.temperature
+        self.source = TicketSource(config.mixture, *sampled, state.cursor)
         self.filtering = Filtering(fleet, state.filter, self._played)
         self.filter_state = state.filter or make_window(config.filter).state()
         """The filter's state after the last step that was trained on."""
@@ -214,7 +215,3 @@ class OpenSteps:
         same tasks."""
         issued = [window.tickets[: window.first] for window in self.windows.values()]
         return [pack_ticket(ticket) for tickets in (*issued, *self._resumed.values()) for ticket in tickets]
-
-
-def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
-    return TicketSource(config.mixture, config.sampling.group_size, config.seed, config.sampling.temperature, cursor)

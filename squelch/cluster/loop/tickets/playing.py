@@ -135,7 +135,10 @@ class Play:
                 text = f"{player.name}: {reason_of(error)}".splitlines()[0][:300]
                 failure, cause = Failure(FailureCause.ACTOR_ERROR, text), error
             else:
-                if not await self._worker_is_dead(worker, failed(result)):
+                # a dead worker is replaced, and none of the group's trajectories is trained on alone: those that ended
+                # early would be too many of them
+                suspect = any(one.cause.in_generation for one in failed(result))
+                if not (suspect and await self.fleet.suspect_worker(worker)):
                     return result
                 failure, cause = Failure(FailureCause.WORKER_DIED, worker.name), None
         raise _Unplayed(failure) from cause
@@ -149,11 +152,6 @@ class Play:
         turn = next(self._turn)
         player = self.fleet.players.in_turn(turn)
         return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
-
-    async def _worker_is_dead(self, worker: Member[Client], failed: Iterable[Failure]) -> bool:
-        """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The
-        group's other trajectories must not be trained on alone: they are biased towards those that ended early."""
-        return any(one.cause.in_generation for one in failed) and await self.fleet.suspect_worker(worker)
 
     def _unplayable(self, ticket: Ticket, failure: Failure) -> PlayedGroup:
         """The result of a ticket that no actor could play: every trajectory has this failure."""
