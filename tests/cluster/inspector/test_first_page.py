@@ -44,8 +44,8 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
 ) -> None:
     text = html.unescape(open_run(falling).get("/").text)
     assert verdict_of(text) == (
-        "At step 40 of 40: training success went from 0.06 to 0.15, but the answer ignores the reasoning: the own reasoning "
-        "removes 4% of the answer's surprise (D 0.04 nats), since step 20."
+        "At step 40 of 40: training success went from 0.06 to 0.15, but the answer ignores the reasoning: the own "
+        "reasoning removes 4% of the answer's surprise (D 0.04 nats), since step 20."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
     command = re.findall(r'<section class="next">.*?<pre>(.*?)</pre>', text, re.DOTALL)[0]
