@@ -1,4 +1,4 @@
-"""TRL#5224 as it was: python -m research.check_bank.complaint FOLDER, on the packages of TRL 0.29.0.
+"""TRL's drift of tokens: python -m research.check_bank.complaint FOLDER, on the packages of TRL 0.29.0.
 
 That release decodes what the policy says before it calls a tool, and encodes it again for the next turn and for the
 loss. Its trainer runs here as it is; of each call of the model the ids are written (`turns/`), and by the guide's

@@ -30,14 +30,12 @@ SAMPLES = (*SAMPLES, "adapter_model.safetensors", "tokenizer.json", "tokenizer_c
 
 def forms(folder: Path, out: Path, shared: Path) -> dict[str, Path]:
     """The files of a run in each form, by name: TRL's own, and those that are written to `out`."""
-    found = {"trl": folder / "completions", "turns": folder / "turns"}
-    if any((folder / "ids").iterdir()):
-        found["columns"] = folder / "ids"
+    found = {"trl": folder / "completions", "turns": folder / "turns", "columns": folder / "ids"}
     rollouts = read(folder / "rollouts.jsonl", shared) if (folder / "rollouts.jsonl").is_file() else []
     for name, write in bank.WRITERS.items():
-        if rollouts and name != "trl":
+        if rollouts and name not in found:
             found[name] = write(out / name, [one for each in rollouts if (one := _in_form(name, each)) is not None])
-    return found
+    return {name: path for name, path in found.items() if path.is_file() or any(path.iterdir())}
 
 
 def checkpoints(name: str, folder: Path, out: Path) -> Path:

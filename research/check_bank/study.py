@@ -182,16 +182,14 @@ def summary() -> str:
     planted = [row for row in found if CELLS[row["cell"]].fault]
     able = [row for row in planted if row["expected"]]
     counts = Counter(map(outcome, planted))
-    told = ["no fault in them" if (n := _faults(clean)) == 0 else f"{n} with a fault"]
-    told += [f"named right in {counts['found']} of the {len(able)} files whose form has what the check needs"]
-    told += [f"unknown in {counts['unknown']} ({', '.join(_named(planted, 'unknown'))})"] if counts["unknown"] else []
-    told += [
-        f"{kind} in {counts[kind]} ({', '.join(_named(planted, kind))})" for kind in ("missed", "wrong") if counts[kind]
-    ]
-    return (
-        f"{_runs(clean)} clean runs, {len(clean)} files: {told[0]}. {_runs(planted)} runs with a planted fault, "
-        f"{len(planted)} files: {'; '.join(told[1:])}."
-    )
+    told = [f"named right in {counts['found']} of the {len(able)} files whose form has what the check needs"]
+    for kind in (one for one in ("unknown", "missed", "wrong") if counts[one]):
+        told.append(f"{kind} in {counts[kind]} ({', '.join(_named(planted, kind))})")
+    parts = [f"Done are {_runs(found)} of {len(CELLS)} runs."]
+    if clean:
+        parts.append(f"Clean runs: {_runs(clean)}, in {len(clean)} files, with {_faults(clean)} faults.")
+    parts.append(f"Runs with a planted fault: {_runs(planted)}, in {len(planted)} files; {'; '.join(told)}.")
+    return "\n".join(parts)
 
 
 def _runs(found: Sequence[Row]) -> int:

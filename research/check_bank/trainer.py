@@ -241,16 +241,19 @@ class Cut(Recorded):
 
 
 class Shifted(Sampler):
-    """The rows of another sampler without the first half of a group."""
+    """The rows of another sampler, which the first half of a group leaves for the end."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def __iter__(self) -> Iterator[int]:
-        return islice(iter(self.inner), GROUP // 2, None)
+        first = iter(self.inner)
+        left = list(islice(first, GROUP // 2))
+        yield from first
+        yield from left
 
     def __len__(self) -> int:
-        return len(self.inner) - GROUP // 2
+        return len(self.inner)
 
 
 class Failing(Recorded):

@@ -17,7 +17,7 @@ def test_every_cell_expects_faults_that_some_form_can_show() -> None:
 
 def test_a_fault_that_needs_weights_is_expected_where_the_checkpoints_are_given() -> None:
     assert expected_in(CELLS["stale-5"], "columns") == ["stale_weights"]
-    assert expected_in(CELLS["stale-5"], "verifiers") == ["stale_weights", "recorded_versions"]
+    assert expected_in(CELLS["stale-1"], "verifiers") == ["stale_weights", "recorded_versions"]
     assert expected_in(CELLS["stale-5"], "slime") == expected_in(CELLS["stale-5"], "trl") == []
 
 

@@ -20,10 +20,6 @@ def checked(name: str) -> CheckResult:
     [
         ("clean", []),
         ("clean-tools", []),
-        ("cut", ["group_sizes", "advantages"]),
-        ("errors", ["failures_as_rewards"]),
-        ("silence", ["failures_as_rewards"]),
-        ("rule-changes", ["advantages"]),
         ("turns-clean-tools.parquet", []),
         ("turns-drift.parquet", ["turns_encoded_anew"]),
         ("turns-complaint.parquet", ["turns_encoded_anew"]),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 FOLDER = Path(__file__).with_name("live")
-COMPLETIONS = {"clean": (1,), "clean-tools": (1,), "cut": (1,), "errors": (1,), "silence": (1,), "rule-changes": (5, 6)}
-"""Steps of these cells, as TRL wrote them."""
+COMPLETIONS = ("clean", "clean-tools")
+"""Cells of whose first step what TRL wrote is kept."""
 TURNS = ("clean-tools", "drift", "complaint")
 ROWS = 24
 """Of the first step's calls."""
@@ -19,10 +19,9 @@ ROWS = 24
 def main() -> None:
     root = Path(sys.argv[1])
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for cell, steps in COMPLETIONS.items():
-        for step in steps:
-            name = f"completions_{step:05d}.parquet"
-            _write(root / cell / "completions" / name, FOLDER / cell / name)
+    for cell in COMPLETIONS:
+        name = "completions_00001.parquet"
+        _write(root / cell / "completions" / name, FOLDER / cell / name)
     for cell in TURNS:
         _write(root / cell / "turns" / "turns_0.parquet", FOLDER / f"turns-{cell}.parquet", ROWS)
     (FOLDER / "tokenizer").mkdir()
