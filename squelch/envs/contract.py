@@ -8,7 +8,7 @@
 | `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives and interventions (docs/guide/probe.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 | `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
-| `AgentDriven` | `run`, `most_at_once`, `turns`, `untrained` | the player: a program that calls the policy is run |
+| `AgentDriven` | `run`, `clean_up`, `most_at_once`, `turns`, `untrained` | the player: a program calls the policy |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
 wrapper from `Environment`: only the four methods and `max_turns` have no default. `squelch/envs/base.py` (`TextEnv`) is
@@ -238,6 +238,10 @@ class AgentDriven(Protocol):
 
         Raises AgentFailed for whatever gives no reward, and AgentInterrupted a bounded number of times.
         """
+
+    async def clean_up(self) -> None:
+        """Remove what `run` left. It is called after each `run`, however that ended, and is no part of the agent's
+        time; the trajectory counts among `most_at_once` until it returns."""
 
 
 class Demonstrator(Protocol):

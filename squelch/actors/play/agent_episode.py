@@ -8,6 +8,7 @@ at its end what each call, or the whole, has earned. It depends on neither Ray n
 | its turn, where the environment bounds how many run at once | another trajectory's end | that one's bounds |
 | the agent | the agent; its failure | `agent_error`, after `episode_timeout_s`; its processes are ended |
 | a call's tokens | the ticket's rollout worker | `generation_timeout`, after `generation_timeout_s` |
+| its clean-up | the environment | none: it is no time of the agent's |
 
 Invariants:
 
@@ -22,6 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,6 +44,7 @@ from squelch.envs.reward_noise import RewardNoise
 from squelch.kit.records.failures import FailureCause
 from squelch.kit.records.records import Ticket
 
+log = logging.getLogger(__name__)
 MOST_BEGINS = 3
 
 
@@ -110,6 +113,7 @@ class AgentEpisodes:
                 continue
             finally:
                 recorded = await session.end()
+                await _clean_up(env)
             attempt.record(recorded.segments, recorded.causes)
             attempt.untrained = recorded.untrained
             attempt.endpoint_counts.update(dict(recorded.counts))
@@ -187,6 +191,14 @@ class _Sampling:
         if not prompt:
             return request_seed(self.ticket, self.index, call)
         return derive_seed("sample", self.ticket.seed, self.ticket.ticket_id, self.index, prompt, occurrence, call)
+
+
+async def _clean_up(env: AgentDriven) -> None:
+    """The trajectory counts, whatever becomes of what it left."""
+    try:
+        await env.clean_up()
+    except Exception as error:  # an environment of somebody's own may raise anything
+        log.error("an agent's environment could not clean up", exc_info=error)
 
 
 def _ended(found: AgentResult | AgentFailed, recorded: Recorded) -> tuple[AgentResult, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from squelch.envs.agent.ending import AgentEnded
 from squelch.envs.agent.environment_variables import hidden, of_trajectory, shared
-from squelch.envs.agent.folders import TASK, end_started_in, folder_of_trajectory
+from squelch.envs.agent.folders import TASK, end_started_in
 from squelch.envs.agent.kept import Kept
 from squelch.envs.contract import Access, AgentFailed
 from squelch.kit.untrusted.files import MIB, Unreadable, is_file, read_bytes
@@ -44,31 +44,32 @@ async def run_command(
     command: Sequence[str],
     task: Mapping[str, Any],
     access: Access,
+    folder: str,
     memory_gib: float | None,
     keep_home: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The object that the command reports. Raises AgentFailed; cancelled, it ends the command first."""
-    async with folder_of_trajectory() as folder:
-        surroundings = of_trajectory(access, folder, keep_home)
-        Path(surroundings[TASK]).write_text(json.dumps(task), encoding="utf-8")
-        stdin = os.open(surroundings[TASK], os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            kept = Kept(command, surroundings, stdin, memory_gib, MAX_RESULT, folder)
-        finally:
-            os.close(stdin)
-        try:
-            how = await kept.ended()
-        finally:
-            await kept.close()
-            if kept.has_lost_keeper:
-                await asyncio.to_thread(end_started_in, folder)
-        if how:
-            text = hidden(f"the agent's command {how}{kept.last_output()}", access)
-            raise AgentFailed(text) if kept.exit_code is None else AgentEnded(text, (str(kept.exit_code),))
-        try:
-            return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
-        except Unreadable as error:
-            raise AgentFailed(hidden(f"{error}{kept.last_output()}", access)) from error
+    """The object that the command reports. `folder`: for its files. Raises AgentFailed; cancelled, it ends the command
+    first."""
+    surroundings = of_trajectory(access, folder, keep_home)
+    Path(surroundings[TASK]).write_text(json.dumps(task), encoding="utf-8")
+    stdin = os.open(surroundings[TASK], os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kept = Kept(command, surroundings, stdin, memory_gib, MAX_RESULT, folder)
+    finally:
+        os.close(stdin)
+    try:
+        how = await kept.ended()
+    finally:
+        await kept.close()
+        if kept.has_lost_keeper:
+            await asyncio.to_thread(end_started_in, folder)
+    if how:
+        text = hidden(f"the agent's command {how}{kept.last_output()}", access)
+        raise AgentFailed(text) if kept.exit_code is None else AgentEnded(text, (str(kept.exit_code),))
+    try:
+        return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
+    except Unreadable as error:
+        raise AgentFailed(hidden(f"{error}{kept.last_output()}", access)) from error
 
 
 def _reported(kept: Kept, file: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
 from squelch.envs.agent.ending import AgentEnded, check_names
-from squelch.envs.agent.folders import check_kept
+from squelch.envs.agent.folders import check_kept, folder_of_trajectory
 from squelch.envs.agent.result import read_result
 from squelch.envs.agent.untrained import CallRule
 from squelch.envs.contract import (
@@ -141,6 +142,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         self.most_at_once = given.max_processes if given.command else None
         self._task: dict[str, Any] = {}
         self._seed = 0
+        self._left = AsyncExitStack()
         self._alone = False
         """Whether the task is played in a process of its own, because it was interrupted in a shared one."""
 
@@ -185,12 +187,19 @@ class Agent(Environment, AgentDriven, GroupRewarded):
         given = self.options
         try:
             if given.command:
-                found: Any = await run_command(given.command, self._task, access, given.memory_gib, given.keep_home)
+                folder = await self._left.enter_async_context(folder_of_trajectory())
+                found: Any = await run_command(
+                    given.command, self._task, access, folder, given.memory_gib, given.keep_home
+                )
             else:
                 found = await self._called(access)
         except AgentEnded as error:
             raise error.earning(given.failure_reward) from error
         return read_result(found, given.reward is not None, given.success_at)
+
+    async def clean_up(self) -> None:
+        """Removes the folder of the trajectory's command."""
+        await self._left.aclose()
 
     def untrained(self, call: AgentCall) -> str:
         """The first of the rules that holds for the call, in words."""

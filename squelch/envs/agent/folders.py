@@ -2,8 +2,8 @@
 
 The process that plays the trajectory holds a lock on its folder, and removes it in a thread: an agent may leave very
 many files. A folder without a lock belongs to a process that has ended, as has perhaps the keeper that would have
-removed it (`keeper.py`). `remove_left` ends what still runs of such commands, and removes their folders: before a
-process makes its first folder, and when a run has ended (`cluster.fleet.local_ray`).
+removed it (`keeper.py`). `remove_left` ends what still runs of such commands, and removes their folders: beside the
+first trajectory of a process, and when a run has ended (`cluster.fleet.local_ray`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,7 @@ async def folder_of_trajectory() -> AsyncIterator[str]:
     try:
         yield made.name
     finally:
-        await asyncio.shield(asyncio.to_thread(made.end))
+        await asyncio.shield(asyncio.wrap_future(_in_own_thread(made.end)))
 
 
 def check_kept(kept: Sequence[str]) -> None:
@@ -92,7 +93,18 @@ def remove_left() -> None:
             _end(str(path), lock)
 
 
-_remove_left_once = cache(remove_left)
+@cache
+def _remove_left_once() -> None:
+    """Begins to remove what was left, and does not wait for it: that would be time of an agent's."""
+    _in_own_thread(remove_left)
+
+
+def _in_own_thread(work: Callable[[], object]) -> Future[object]:
+    """Does the work in a thread in whose place nothing else of the process waits; it ends before the process does."""
+    thread = ThreadPoolExecutor(1, "agent-folder")
+    doing = thread.submit(work)
+    thread.shutdown(wait=False)
+    return doing
 
 
 class _Folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import textwrap
 from dataclasses import replace
@@ -19,20 +20,29 @@ from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.sampling import SamplingConfig
-from squelch.envs.agent import called
+from squelch.envs.agent import called, folders, keeper
+from squelch.envs.agent.environment import Agent
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Mixture
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Group, Task, Ticket
 from squelch.kit.scoring.probe_scoring import draw_probe
 from tests.actors.play.test_player import LIMIT, Policy
+from tests.moved_clock import MovedClock
 
 USER = Path(__file__).parents[2] / "envs" / "agent" / "user_agent.py"
 ENDED = "the agent's process ended with exit code 3"
 AGENT = Path(__file__).parents[3] / "docs" / "examples" / "frozen_lake_agent.py"
 
 
-def play(codec: ChatCodec, generate: Any, environment: Any, *tickets: Ticket, **bounds: Any) -> list[Group]:
+def play(
+    codec: ChatCodec,
+    generate: Any,
+    environment: Any,
+    *tickets: Ticket,
+    clock: MovedClock | None = None,
+    **bounds: Any,
+) -> list[Group]:
     config = EnvironmentActorConfig(step_timeout_s=60, **bounds)
     player = EnvironmentPlayer(codec, environment, SamplingConfig(max_tokens_per_turn=LIMIT), config, 4096, generate)
 
@@ -45,7 +55,7 @@ def play(codec: ChatCodec, generate: Any, environment: Any, *tickets: Ticket, **
                 await player.end_agents()
 
     try:
-        return asyncio.run(together())
+        return asyncio.run(together()) if clock is None else clock.run(together())
     finally:
         player.close()
 
@@ -147,6 +157,31 @@ def test_an_agent_that_is_late_fails_its_trajectory_and_keeps_its_tokens(codec):
     assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.AGENT_ERROR
     assert "the agent still ran after environment_actor.episode_timeout_s=12" in trajectory.failure.detail
     assert trajectory.loss_mask.any() and not trajectory.success and trajectory.episode_return == 0
+
+
+def test_removing_what_an_agent_left_is_no_time_of_the_agents(codec, monkeypatch):
+    clock, removed = MovedClock(monkeypatch), []
+
+    def slow(folder: str) -> None:
+        clock.move(61.0)
+        keeper.remove(folder)
+        removed.append(folder)
+
+    monkeypatch.setattr(folders, "remove", slow)
+    (trajectory,) = one_agent(
+        codec, "call('hi'); print('{\"reward\": 1}')", clock=clock, episode_timeout_s=60
+    ).trajectories
+    assert trajectory.failure is None and trajectory.episode_return == 1.0
+    assert removed and not any(map(os.path.exists, removed)), "it is gone before its trajectory counts"
+
+
+def test_an_environment_that_cannot_clean_up_keeps_its_trajectory(codec, monkeypatch, caplog):
+    async def fails(self: Agent) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Agent, "clean_up", fails)
+    (trajectory,) = one_agent(codec, "call('hi'); print('{\"reward\": 1}')").trajectories
+    assert trajectory.failure is None and "the disk is gone" in caplog.text
 
 
 def test_the_fixed_probe_takes_the_first_call_of_an_agent_that_fails_because_its_second_is_refused(codec):

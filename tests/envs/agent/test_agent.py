@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def ran(one: Agent) -> AgentResult:
             try:
                 return await one.run(ACCESS)
             finally:
+                await one.clean_up()
                 await called.close_hosts()
 
     return asyncio.run(bounded())
@@ -428,6 +430,7 @@ def test_a_command_whose_keeper_is_killed_fails_and_leaves_neither_process_nor_f
             psutil.Process(int(parent)).parent().kill()
             with pytest.raises(AgentFailed, match="was ended from outside"):
                 await running
+            await one.clean_up()
         return int(pid), folder
 
     pid, folder = asyncio.run(course())
@@ -476,6 +479,7 @@ def test_a_trajectory_that_is_cancelled_while_its_folder_is_made_leaves_neither_
         return held[-1]
 
     monkeypatch.setattr(folders, "_locked", slow)
+    monkeypatch.setattr(folders, "_remove_left_once", lambda: None)
 
     async def course() -> None:
         async def play() -> None:
@@ -556,26 +560,34 @@ def test_what_an_agent_made_read_only_is_removed_and_what_its_links_lead_to_stay
         remove(str(base))
 
 
-def test_the_folder_of_a_trajectory_is_removed_off_the_event_loop(monkeypatch):
-    removing, go_on = threading.Event(), threading.Event()
+def test_what_an_agent_leaves_is_removed_off_the_event_loop_and_keeps_no_other_work_from_its_threads(monkeypatch):
+    removing, go_on = threading.Semaphore(0), threading.Event()
 
     def slow(folder: str) -> None:
-        removing.set()
+        removing.release()
         assert go_on.wait(120), "the event loop stands still"
         remove(folder)
 
     monkeypatch.setattr(folders, "remove", slow)
+    monkeypatch.setattr(folders, "_remove_left_once", lambda: None)
+    number = 2
 
-    async def course() -> AgentResult:
-        async def lets_go() -> None:
-            while not removing.is_set():
+    async def played() -> None:
+        async with folders.folder_of_trajectory():
+            pass
+
+    async def course() -> None:
+        # as few threads for all other work as there are removals at once
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(number))
+        playing = [asyncio.create_task(played()) for _ in range(number)]
+        for _ in playing:
+            while not removing.acquire(blocking=False):
                 await asyncio.sleep(0.001)
-            go_on.set()
+        assert await asyncio.to_thread(sum, [1, 2]) == 3
+        go_on.set()
+        await asyncio.gather(*playing)
 
-        found, _ = await asyncio.gather(agent("print('{\"reward\": 1}')").run(ACCESS), lets_go())
-        return found
-
-    assert asyncio.run(course()).reward == 1.0
+    asyncio.run(course())
 
 
 # --- functions ---
