@@ -34,7 +34,7 @@ def _for_the_site(_app: Sphinx, name: str, source: list[str]) -> None:
     text, listed = source[0], LISTS.get(name, BESIDE if name.endswith("/index") else None)
     pages = dict.fromkeys(re.findall(rf"\]\(({listed})\.md\)", text)) if listed else {}
     if name == "index":
-        text += _of_readme(README.read_text(encoding="utf-8"))
+        text += "\n" + _of_readme(README.read_text(encoding="utf-8"))
     text = FILE_NAME.sub("[]", text)
     source[0] = "\n".join([text, "```{toctree}", ":hidden:", "", *pages, "```", ""]) if pages else text
 

@@ -249,7 +249,7 @@ def summary(work: Work, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> di
     """The comparison, paired by seed. `reached` is None where there are fewer seeds than `SEEDS`."""
     ends = {trainer: [statistics.fmean(one["reward"][-LAST:]) for one in found] for trainer, found in curves.items()}
     times = {trainer: [seconds_to(one, LEVEL) for one in found] for trainer, found in curves.items()}
-    difference = t_interval(
+    difference: dict[str, Any] = t_interval(
         [ours - theirs for ours, theirs in zip(*(ends[trainer] for trainer in TRAINERS), strict=True)]
     )
     pairs = [

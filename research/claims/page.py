@@ -80,7 +80,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
     lines += ["## The claims", ""]
     lines += markdown_table(
         ("claim", "verdicts"),
-        ([f"{source}: {says}", _decided(own).replace("|", "\\|")] for (source, says), own in decided.items()),
+        ([cell.replace("|", "\\|") for cell in (": ".join(claim), _decided(own))] for claim, own in decided.items()),
     )
     lines += ["", "**Not significant**, wherever it was tried:", ""]
     lines += [f"- {source}: {'; '.join(own)}" for source, own in others.items()]
