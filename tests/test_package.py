@@ -45,6 +45,7 @@ OF_THE_SYSTEM = {
     "sweep": ("frozenlake", "--seeds", "0"),
     "plan": ("frozenlake",),
     "config": ("frozenlake",),
+    "import": ("rl.toml",),
 }
 OF_THE_KIT = {
     "filter": ((SAMPLES,), "2 of 3"),

@@ -30,7 +30,7 @@ COMMANDS = {
         "cluster.commands.existing_runs.scale",
         "change the number of rollout workers or environment actors of a live run",
     ),
-    "eval": ("cluster.commands.existing_runs.eval", "measure success on the fixed validation tasks"),
+    "eval": ("cluster.commands.existing_runs.eval", "measure success of checkpoints or models on the validation tasks"),
     "tiny": ("cluster.commands.tiny", "build the embedded tiny policy"),
     "warmup": ("cluster.commands.warmup", "fine-tune a model on demonstrations or conversations before training"),
     "check": ("cluster.commands.check", "say what is wrong with a run, or with other trainers' files"),
@@ -53,6 +53,7 @@ COMMANDS = {
         "estimate memory and step time of a recipe, and how many rollout workers it needs",
     ),
     "config": ("cluster.commands.config", "print all settings of a recipe, or the list of recipes"),
+    "import": ("cluster.commands.importing", "make a recipe of verl's, TRL's, prime-rl's or OpenRLHF's configuration"),
     "doctor": ("cluster.commands.doctor", "list what this machine lacks, and how to install it"),
 }
 """Name, module below `squelch`, and one line of help. The module defines `add_arguments(parser)` and
@@ -77,6 +78,8 @@ examples:
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch dashboards push --prometheus http://127.0.0.1:9090
   squelch plan qwen2.5-3b --device-gib 80      memory of each actor, rollout workers that the learner needs
+  squelch plan prompts-7b --gpus 8             how to split eight GPUs, and what bounds the step
+  squelch import outputs/run/.hydra            a recipe from another trainer's configuration
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
 Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.

@@ -208,7 +208,7 @@ def test_a_resolved_configuration_reads_the_same_whoever_wrote_it(tmp_path, name
     [
         ("learner.lr=1", "verl's actor.optim.lr is learner.optimizer.learning_rate here"),
         ("num_generations=8", "TRL's num_generations is sampling.group_size here."),
-        ("trainer.save_freq=2", "verl's trainer.save_freq is loop.checkpoint_every and loop.keep_checkpoints here"),
+        ("trainer.save_freq=2", "verl's trainer.save_freq is loop.checkpoint_every here"),
         ("save_steps=8", "TRL's save_steps is loop.checkpoint_every"),
         ("max_completion_length=8", "sampling.max_tokens_per_turn here. Of one turn"),
         ("vllm=true", "TRL's vllm_max_model_length is rollout.max_model_len here"),
