@@ -104,7 +104,7 @@ def test_every_key_of_a_release_is_known_and_every_row_has_a_key_of_it(
     extra = {"TRL": {"model", "train_dataset", "reward_funcs", "eval_dataset", "environment_factory", "tools"}}
     named = {row.key for row in rows(trainer) if not row.pattern and row.key != "-"}
     gone = {key for key in named - theirs.keys() - extra.get(trainer, set()) if "peft_config" not in key}
-    assert gone <= {"prompt_max_len", "world_size", "algo.advantage.is_correction_enable"}, gone
+    assert gone <= {"prompt_max_len", "world_size", "warmup_ratio", "algo.advantage.is_correction_enable"}, gone
 
 
 @pytest.mark.parametrize("trainer", ["verl", "OpenRLHF", "TRL"])
