@@ -46,6 +46,7 @@ OF_THE_SYSTEM = {
     "plan": ("frozenlake",),
     "config": ("frozenlake",),
     "import": ("rl.toml",),
+    "export": (RUN, OUT),
 }
 OF_THE_KIT = {
     "filter": ((SAMPLES,), "2 of 3"),

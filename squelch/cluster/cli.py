@@ -31,6 +31,7 @@ COMMANDS = {
         "change the number of rollout workers or environment actors of a live run",
     ),
     "eval": ("cluster.commands.existing_runs.eval", "measure success of checkpoints or models on the validation tasks"),
+    "export": ("cluster.commands.existing_runs.export", "write a checkpoint as a folder for other programs"),
     "tiny": ("cluster.commands.tiny", "build the embedded tiny policy"),
     "warmup": ("cluster.commands.warmup", "fine-tune a model on demonstrations or conversations before training"),
     "check": ("cluster.commands.check", "say what is wrong with a run, or with other trainers' files"),
@@ -69,6 +70,8 @@ examples:
   squelch check runs/frozenlake                what is wrong with it; exit code 1 if that is critical
   squelch scale runs/frozenlake --rollout-workers 3
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
+  squelch eval runs/frozenlake --checkpoint initial --checkpoint best     both on the same tasks
+  squelch export runs/frozenlake policy        its best checkpoint, with a model card
   squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer
