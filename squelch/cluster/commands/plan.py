@@ -110,14 +110,15 @@ def run(options: argparse.Namespace) -> int:
     """Prints the plan."""
     if options.gpus and options.runs:
         raise UserError("--gpus compares splits by counted times, and --run measures one of them: leave one out")
-    device = options.device_gib or (GPU_GIB if options.gpus else None)
+    gib: float = options.device_gib or GPU_GIB
+    device = gib if options.device_gib or options.gpus else None
     config, moved = _given(options, device)
     shape = shape_of(config, options.shape)
     size = None if shape is None else size_of(shape)
     splits, needs, store, host = list[Split](), list[Need](), None, None
     if shape is not None and size is not None:
         if options.gpus:
-            splits = splits_of(lambda own: _load(options, [*moved, *own]), config, shape, size, options.gpus, device)
+            splits = splits_of(lambda own: _load(options, [*moved, *own]), config, shape, size, options.gpus, gib)
             config = splits[0].config
         needs = list(needs_on(config, shape, size, [device] if device else list(DEVICES_GIB)))
         store, host = store_advice(config, size), host_of(config, shape)
@@ -126,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
         say_json(_plain(config, needs, timing, store, host, splits), indent=2)
         return 0
     if splits:
-        say("\n".join([*split_lines(splits, options.gpus, device), ""]))
+        say("\n".join([*split_lines(splits, options.gpus, gib), ""]))
     elif moved and needs:
         say(f"this recipe runs on CPUs; planned as with {' '.join(ON_GPUS)}")
     say("\n".join([*memory_lines(config, needs, store, host), "", *_timing_lines(config, timing, bool(splits))]))

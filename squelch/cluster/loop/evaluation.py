@@ -180,7 +180,8 @@ def _passes(result: dict[str, Any]) -> list[tuple[int, tuple[float, float, float
 def _table(results: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """One row a checkpoint."""
     passes = [k for k, _ in _passes(results[0])]
-    rows = [("checkpoint", "success", "95%", *(f"pass@{k}" for k in passes), f"gain over {results[0]['checkpoint']}")]
+    head = ("checkpoint", "success", "95%", *(f"pass@{k}" for k in passes), f"gain over {results[0]['checkpoint']}")
+    rows: list[tuple[str, ...]] = [head]
     for one in results:
         gain = f"{one['gain']:+.3f} [{one['gain_low']:+.3f}, {one['gain_high']:+.3f}]" if "gain" in one else "-"
         interval = f"[{one['low']:.3f}, {one['high']:.3f}]"

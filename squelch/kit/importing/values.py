@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import add, mul
 from typing import Any
 
 from squelch.kit.importing.tables import Row, scalar
@@ -121,25 +122,33 @@ def _product(keys: str, look: Look) -> float | Unknown:
     return found
 
 
-def _quotient(above: float | Unknown, below: float | Unknown) -> Any:
-    for one in (above, below):
-        if isinstance(one, Unknown):
-            return one
+def _joined(left: float | Unknown, right: float | Unknown, join: Callable[[float, float], Any]) -> Any:
+    """What both numbers give; the first of them that is unknown."""
+    if isinstance(left, Unknown):
+        return left
+    return right if isinstance(right, Unknown) else join(left, right)
+
+
+def _quotient(above: float, below: float) -> int | Unknown:
     if not below or above % below:
         return Unknown(f"{above:g} / {below:g} is no whole number")
     return int(above // below)
 
 
+def _divide(value: Any, keys: str, look: Look) -> Any:
+    return NOTHING if value is None else _joined(_number(value), _product(keys, look), _quotient)
+
+
+def _of(value: Any, keys: str, look: Look) -> Any:
+    return NOTHING if value is None else _joined(_product(keys, look), _number(value), _quotient)
+
+
 def _times(value: Any, keys: str, look: Look) -> Any:
-    number, product = _number(value), _product(keys, look)
-    return next((one for one in (number, product) if isinstance(one, Unknown)), None) or number * product
+    return NOTHING if value is None else _joined(_number(value), _product(keys, look), mul)
 
 
 def _plus(value: Any, key: str, look: Look) -> Any:
-    numbers = _number(value) if value is not None else None, _number(look(key))
-    if numbers[0] is None:
-        return NOTHING
-    return next((one for one in numbers if isinstance(one, Unknown)), None) or sum(numbers)
+    return NOTHING if value is None else _joined(_number(value), _number(look(key)), add)
 
 
 def _positive(value: Any, _: str, look: Look) -> Any:
@@ -189,8 +198,8 @@ CLAUSES: Mapping[str, Callable[[Any, str, Look], Any]] = {
     "swap": _swap,
     "positive": _positive,
     "any": lambda value, text, look: True if value else NOTHING,
-    "divide": lambda value, keys, look: NOTHING if value is None else _quotient(_number(value), _product(keys, look)),
-    "of": lambda value, keys, look: NOTHING if value is None else _quotient(_product(keys, look), _number(value)),
+    "divide": _divide,
+    "of": _of,
     "times": _times,
     "plus": _plus,
     "minus": lambda value, text, look: value - int(text),
