@@ -10,9 +10,12 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from squelch.cluster.config import RunConfig, read_recipe
+from squelch.cluster.setting_keys import flat
 from squelch.kit.importing.recipe import imported
 from squelch.kit.importing.sources import read
 from squelch.kit.importing.tables import RELEASES, Row, rows, rows_of
@@ -51,6 +54,8 @@ CHANGED = {
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
 }
 """What a user of verl sets in its configuration."""
+NAMES = ("tests.kit.trl.work:reward", "tests.kit.trl.ready:short")
+"""The reward functions of the trainer in `tests.kit.trl.ready`."""
 OF_A_PROGRAM = {"verl": {"data.train_files", "data.val_files"}, "OpenRLHF": {"logger.wandb.run_name"}}
 """Keys whose defaults depend on the machine or the time."""
 
@@ -149,18 +154,18 @@ def test_what_verls_own_code_writes_becomes_a_recipe(written: Path, tmp_path: Pa
 
 def test_a_trainer_of_trl_that_is_ready_to_train_becomes_a_recipe(trl_site: Path, tmp_path: Path) -> None:  # noqa: F811
     in_trl(tmp_path, "tests.kit.trl.ready")
-    from squelch.cluster.config import load
-
-    config = load(str(tmp_path / "mine.yaml"))
+    found = flat(read_recipe(str(tmp_path / "mine.yaml")))
     asked = json.loads((tmp_path / "asked.json").read_text())
-    assert (config.loop.prompts, config.sampling.group_size) == (asked["prompts"], asked["group"])
-    assert config.learner.optimizer.learning_rate == asked["rate"] and config.loop.steps == asked["steps"]
-    assert config.learner.minibatches == asked["minibatches"] and config.model.path == asked["model"]
-    assert config.environment.options["reward"] == {"tests.kit.trl.work:reward": 0.5, "tests.kit.trl.ready:short": 2.0}
-    assert [Path(one).name for one in config.environment.options["data"]] == [
-        "mine-train.parquet",
-        "mine-validation.parquet",
-    ]
+    assert (found["loop.prompts"], found["sampling.group_size"]) == (asked["prompts"], asked["group"])
+    assert found["learner.optimizer.learning_rate"] == asked["rate"] and found["loop.steps"] == asked["steps"]
+    assert found["learner.minibatches"] == asked["minibatches"] and found["model.path"] == asked["model"]
+    rewards = {name: found[f"environment.options.reward.{name}"] for name in NAMES}
+    assert rewards == {NAMES[0]: 0.5, NAMES[1]: 2.0}
+    files = [Path(one) for one in found["environment.options.data"]]
+    assert [one.name for one in files] == ["mine-train.parquet", "mine-validation.parquet"]
+    assert [pq.read_table(one).num_rows for one in files] == [24, 3]
+    made = RunConfig.model_validate(read_recipe(str(tmp_path / "mine.yaml")))
+    assert made.environment.name == "Prompts" and made.learner.algorithm == "grpo"
     assert "differences of meaning" in (tmp_path / "log").read_text()
 
 
