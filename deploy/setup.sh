@@ -161,6 +161,15 @@ setup_trl() {
     pip --target "$site" --no-deps -r deploy/trl.txt && cp deploy/trl.txt "$site/squelch-setup.txt"
 }
 
+# Trainers whose own configurations the tests of `squelch import` read; none of them is run.
+setup_trainers() {
+    local site=.cache/trainers
+    cmp -s deploy/trainers.txt "$site/squelch-setup.txt" && return
+    echo "setup: installing verl and OpenRLHF into $site"
+    rm -rf "$site"
+    pip --target "$site" --no-deps -r deploy/trainers.txt && cp deploy/trainers.txt "$site/squelch-setup.txt"
+}
+
 # Clients and frameworks of other people, each group in a virtual environment of its own: only tests need them, and
 # verifiers needs another `openai` than vLLM does. Their packages come without a digest.
 setup_apart() {
@@ -180,16 +189,19 @@ case "$kind" in
         setup_sandbox
         setup_renderers || echo "setup: renderers is not installed; its tests are skipped (deploy/setup.sh renderers)" >&2
         setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
+        setup_trainers || echo "setup: verl and OpenRLHF are not installed; tests of their keys are skipped with a message" \
+            "(deploy/setup.sh trainers)" >&2
         for apart in clients verifiers; do
             setup_apart $apart || echo "setup: the packages of deploy/$apart.txt are not installed; their tests are skipped" \
                 "with a message (deploy/setup.sh $apart)" >&2
         done
         ;;
+    trainers) setup_trainers || fail "the packages of deploy/trainers.txt cannot be installed; the lines above say why" ;;
     trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
     clients | verifiers)
         setup_apart "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
         ;;
     smollm2) setup_smollm2 ;;
     renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, clients or verifiers" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients or verifiers" ;;
 esac

@@ -45,6 +45,8 @@ OF_THE_SYSTEM = {
     "sweep": ("frozenlake", "--seeds", "0"),
     "plan": ("frozenlake",),
     "config": ("frozenlake",),
+    "import": ("rl.toml",),
+    "export": (RUN, OUT),
 }
 OF_THE_KIT = {
     "filter": ((SAMPLES,), "2 of 3"),

@@ -45,7 +45,7 @@ def summary(before: float, measured: float, net_estimate: float, allowance: floa
 def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     """Two training steps of a learner rank."""
     from benchmarks.learner.random_work import random_groups
-    from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
+    from squelch.cluster.commands.plan_memory import RANK_RUNTIME_GIB
     from squelch.learner import memory
     from squelch.learner.config import LearnerConfig
     from squelch.learner.trainer import Trainer

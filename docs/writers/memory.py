@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from squelch.cluster.commands.plan import DEVICES_GIB, TINY_GIB, Need, needs_of
+from squelch.cluster.commands.plan_memory import DEVICES_GIB, TINY_GIB, Need, needs_of
 from squelch.cluster.config import load, recipe_names
 
 SETTING = re.compile(r"[a-z_]+\.[a-z_]+=[a-z0-9.]*[a-z0-9]")

@@ -1,62 +1,75 @@
-"""The names of a run's settings in TRL, verl and prime-rl, from which docs/guide/coming-from.md is generated.
+"""The keys of TRL, verl, prime-rl and OpenRLHF and the settings that do the same, as docs/reference/other-trainers.md.
 
     python -m docs.writers.other_names    writes the page
 
-The rows are in `squelch.cluster.other_names`, which also answers who gives such a name to a run.
+The keys are in the tables of `squelch.kit.importing`, from which `squelch import` makes recipes.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Iterable
 from pathlib import Path
 
-from squelch.cluster.other_names import Row, rows
+from docs.writers.tables import table
+from squelch.cluster.settings_reference import of_run
+from squelch.kit.importing.tables import ALWAYS, RELEASES, Row, every_row
 
-PAGE = Path(__file__).resolve().parents[1] / "guide" / "coming-from.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "other-trainers.md"
+PREFIX = "actor_rollout_ref."
+HEAD = f"""\
+# Keys of other trainers
 
+`python -m docs.writers.other_names` generates this page; do not edit it. It says which setting of Squelch does what you
+set elsewhere ([settings.md](settings.md) explains each), and what has no counterpart and why.
+[coming-from.md](../guide/coming-from.md) makes a recipe of your configuration. Releases:
+{", ".join(f"{trainer} {release}" for trainer, release in RELEASES.items())}. verl's keys are shown without
+`actor_rollout_ref.`, OpenRLHF's in their dotted form (the older flags are read, too). An empty cell means that the
+trainer has no such key.
 
-HEAD = """\
-# Coming from TRL, verl or prime-rl
-
-`python -m docs.writers.other_names` generates this page; do not edit it. It says which setting of Squelch does what
-you set elsewhere ([settings.md](../reference/settings.md) explains each). An empty cell means that the trainer has no
-such key. In verl's column `actor.` and `rollout.` are short for `actor_rollout_ref.actor.` and
-`actor_rollout_ref.rollout.`. The keys are those of TRL's `GRPOConfig`, verl's `ppo_trainer.yaml` and prime-rl's `rl`
-configuration as read in 2026; their defaults differ from Squelch's, so set what you rely on.
-
-Three things work differently:
-
-- **A task is an environment.** Data set and reward functions are the environment `Prompts`
-  ([bring-your-own.md](bring-your-own.md)); others answer actions over several turns and pay rewards, and
-  [your own](adding-an-environment.md) is one file.
-- **The filter is on.** A step learns from the groups that hold 90% of the step's reward variance
-  ([filter.md](filter.md)). `filter.rule=none` trains on all groups, as the others do by default.
-- **Actors are counted, not colocated.** Rollout workers, learner ranks and environment actors have counts and
-  resources of their own (`rollout.count`, `learner.ranks`, `environment_actor.count`); fractions of `num_gpus` put
-  several on one GPU ([real-models.md](real-models.md#on-one-gpu)).
-
-With the same prompts, reward function and settings TRL and Squelch learned the same: in three seeds the mean reward of
-the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.learning`).
-
-![mean reward by step and by seconds, in Squelch and in TRL](../research/learns-like-trl.svg)
-
-You can also keep your trainer and take only the diagnosis: `squelch filter`, `squelch mi` and `squelch score` read its
-files ([use-with-other-trainers.md](use-with-other-trainers.md)).
 """
+TITLES = {
+    "Model and task": ("name", "runs_dir", "seed", "model", "environment", "environment_actor"),
+    "Batch and rollouts": ("loop", "sampling", "rollout"),
+    "Objective": ("learner.algorithm", "learner.objective", "learner.critic"),
+    "Filter": ("filter",),
+    "Optimizer and model parallelism": ("learner",),
+    "Validation and logs": ("validation", "recorder"),
+}
+"""The tables, and the beginnings of their settings; the first that fits counts."""
 
 
 def page() -> str:
-    """The text of docs/guide/coming-from.md."""
-    lines = [HEAD]
-    for title, table in groupby(rows(), key=lambda row: row.table):
-        lines += [f"## {title}", "", "| | Squelch | TRL | verl | prime-rl | |", "|---|---|---|---|---|---|"]
-        lines += [_line(row) for row in table] + [""]
-    return "\n".join(lines).rstrip() + "\n"
+    """The page's text."""
+    told = [row for row in every_row() if not row.pattern and row.key != ALWAYS]
+    here = dict.fromkeys(setting for row in told for setting in row.settings)
+    order = {one.key: place for place, one in enumerate(one for block in of_run() for one in block.settings)}
+    settings = sorted(here, key=lambda setting: order.get(setting, order["environment.options"]))
+    parts = [HEAD]
+    for title in TITLES:
+        rows = [_line(setting, told) for setting in settings if _title(setting) == title]
+        parts += [f"## {title}\n\n", table(("Squelch", *RELEASES, "what differs"), rows), "\n"]
+    lost = [(row.trainer, _shown([row]), row.note) for row in told if not row.settings and row.note]
+    parts += ["## Without a counterpart\n\n", table(("trainer", "key", "why"), lost), "\n"]
+    return "".join(parts)
 
 
-def _line(row: Row) -> str:
-    names = (", ".join(f"`{name}`" for name in own) for own in (row.here, row.trl, row.verl, row.prime_rl))
-    return "| " + " | ".join((row.thing, *names, row.note)) + " |"
+def _title(setting: str) -> str:
+    return next(
+        title
+        for title, beginnings in TITLES.items()
+        if any(f"{setting}.".startswith(f"{beginning}.") for beginning in beginnings)
+    )
+
+
+def _line(setting: str, told: Iterable[Row]) -> tuple[str, ...]:
+    own = [row for row in told if setting in row.settings]
+    names = (_shown([row for row in own if row.trainer == trainer]) for trainer in RELEASES)
+    notes = dict.fromkeys(f"{row.trainer}: {row.note}" for row in own if row.note)
+    return f"`{setting}`", *names, " ".join(notes)
+
+
+def _shown(rows: Iterable[Row]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(row.key.removeprefix(PREFIX) for row in rows))
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.other_names import answer, found
+from squelch.cluster.other_names import answer, found, settings_named
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 from squelch.kit.base.settings import Settings
@@ -97,7 +97,7 @@ def flag_meant(flag: str, value: str | None) -> str:
     name, _, own = flag.lstrip("-").partition("=")
     name = name.replace("-", "_")
     keys = [one.key for block in of_run() for one in block.settings if name in (one.key, one.key.rpartition(".")[2])]
-    meant = {key for row, _, _ in found(name, 1) for key in row.here}
+    meant = settings_named(found(name, 1))
     keys.sort(key=lambda key: key not in meant)
     if not keys:
         return answer(name)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from squelch.cluster.other_names import answer, found
+from squelch.cluster.other_names import answer, found, settings_named
 from squelch.cluster.setting_keys import flat, unplaced, where_of
 from squelch.envs.registry import environment_class
 from squelch.kit.base.errors import did_you_mean
@@ -63,7 +63,7 @@ def _key_meant(tree: type[BaseModel], path: tuple[int | str, ...], value: Any) -
     settings of this name in other blocks; else what resembles it in another trainer, else the nearest in this block,
     else all keys of this block."""
     word, key = str(path[-1]), where_of(path)
-    named = {one for row, _, _ in found(key, 1) or found(word, 1) for one in row.here}
+    named = settings_named(found(key, 1) or found(word, 1))
     elsewhere = [one for one in _keys(tree) if one.rpartition(".")[2] == word and one not in named]
     others = f"Other blocks have it: {', '.join(elsewhere)}." if elsewhere else ""
     sure = " ".join(filter(None, (answer(key, 1) or answer(word, 1), _option_meant(path), others)))

@@ -208,10 +208,10 @@ def test_a_resolved_configuration_reads_the_same_whoever_wrote_it(tmp_path, name
     [
         ("learner.lr=1", "verl's actor.optim.lr is learner.optimizer.learning_rate here"),
         ("num_generations=8", "TRL's num_generations is sampling.group_size here."),
-        ("trainer.save_freq=2", "verl's trainer.save_freq is loop.checkpoint_every and loop.keep_checkpoints here"),
+        ("trainer.save_freq=2", "verl's trainer.save_freq is loop.checkpoint_every here"),
         ("save_steps=8", "TRL's save_steps is loop.checkpoint_every"),
         ("max_completion_length=8", "sampling.max_tokens_per_turn here. Of one turn"),
-        ("vllm=true", "TRL's vllm_max_model_length is rollout.max_model_len here"),
+        ("vllm=true", "TRL's vllm_tensor_parallel_size is rollout.tensor_parallel_size here"),
         ("num_iterations=2", "has no counterpart. Every trajectory is trained on once"),
         ("loop.step=2", "Did you mean 'steps'?"),
         (
@@ -233,8 +233,14 @@ def test_a_name_of_another_trainer_is_answered_with_ours(override: str, says: st
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["eval", "runs/it", "--step", "2"], "did you mean --checkpoint (best, last, initial, or a step number)?"),
-        (["eval", "runs/it", "--quick"], "its flags are --checkpoint, --tasks, --temperature, --interventions, --json"),
+        (
+            ["eval", "runs/it", "--step", "2"],
+            "did you mean --checkpoint (best, last, initial, or a step number of the run",
+        ),
+        (
+            ["eval", "runs/it", "--quick"],
+            "its flags are --checkpoint, --tasks, --samples, --temperature, --interventions, --json",
+        ),
         (
             ["train", "runs/it", "--resume"],
             "no recipe 'runs/it': runs/it is a run, which goes on with `squelch train ru",

@@ -3,7 +3,7 @@
 import pytest
 
 from docs.writers.memory import PAGE, _cell, page
-from squelch.cluster.commands.plan import DEVICES_GIB, RANK_RUNTIME_GIB, Need, needs_of
+from squelch.cluster.commands.plan_memory import DEVICES_GIB, RANK_RUNTIME_GIB, Need, needs_of
 from squelch.cluster.config import load, recipe_names
 
 

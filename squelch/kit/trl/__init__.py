@@ -4,6 +4,7 @@
     SquelchGRPOTrainer   the same from the ids and masks of a batch, and the filter; a subclass of GRPOTrainer
     SquelchMixin         the same for a trainer that is a subclass already
     GroupFilter          the filter's settings there
+    recipe               a recipe of Squelch from a trainer that is ready to train
 
     GRPOTrainer: sample ── rewards ── advantages ── batch ─────────────▶ loss ── log
                               │                       │                           │
@@ -34,16 +35,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from squelch.kit.trl.groups import GroupFilter
+    from squelch.kit.trl.imported import recipe
     from squelch.kit.trl.observer import Observer
     from squelch.kit.trl.trainer import SquelchGRPOTrainer, SquelchMixin
 
-__all__ = ["GroupFilter", "Observer", "SquelchGRPOTrainer", "SquelchMixin"]
+__all__ = ["GroupFilter", "Observer", "SquelchGRPOTrainer", "SquelchMixin", "recipe"]
 
 _MODULES = {
     "GroupFilter": "squelch.kit.trl.groups",
     "Observer": "squelch.kit.trl.observer",
     "SquelchGRPOTrainer": "squelch.kit.trl.trainer",
     "SquelchMixin": "squelch.kit.trl.trainer",
+    "recipe": "squelch.kit.trl.imported",
 }
 
 

@@ -10,11 +10,12 @@ from squelch.actors.config import RolloutConfig, ScorerConfig
 from squelch.actors.model_counts import model_size
 from squelch.actors.rollout import memory as rollout_memory
 from squelch.actors.scorer import memory as scorer_memory
+from squelch.actors.weight_ways import WAYS
 from squelch.cluster.cli import main
-from squelch.cluster.commands.plan import needs_of
+from squelch.cluster.commands.plan_memory import needs_of
 from squelch.cluster.config import dump, load
 from squelch.cluster.fleet.demand import needed
-from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, counted, device_of
+from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, PUBLISHED, counted, device_of
 from squelch.learner import memory as learner_memory
 from squelch.learner.model_shapes import published
 
@@ -204,7 +205,8 @@ def test_one_gpu_holds_learner_two_engines_and_scorer(gib: int, more: list[str],
 def test_counted_times_are_near_the_one_run_on_a_gpu() -> None:
     """SmolLM2-135M on an H100 (docs/research/results.md): rollouts 0.46 s, publication 0.70 s."""
     shares = ["learner.num_gpus=0.3", "rollout.num_gpus=0.3", "loop.prompts=8"]
-    config = load("smollm2-countdown", [*shares, "rollout.dtype=bfloat16", "learner.dtype=bfloat16"])
+    own = ["rollout.dtype=bfloat16", "learner.dtype=bfloat16", "rollout.weight_transfer=object_store"]
+    config = load("smollm2-countdown", [*shares, *own])
     model = counted(model_size(learner_memory.skeleton(published("SmolLM2-135M"))), config, DEVICES[80])
     assert model.serial + model.parallel == pytest.approx(0.46, rel=0.2)
     assert model.publish == pytest.approx(0.70, rel=0.3)
@@ -268,3 +270,69 @@ def test_a_critic_and_a_reference_take_time_and_the_host_is_planned(capsys) -> N
     assert with_reference / plain == pytest.approx(4 / 3) and with_critic / plain == pytest.approx(7 / 3)
     assert main(["plan", "qwen2.5-7b", "--device-gib", "80"]) == 0
     assert "4 x learner rank, beside its GPU: 25.84 GiB of host memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", ["prompts-7b", "maths-7b", "code-7b"])
+def test_the_recipes_of_a_node_have_the_split_that_the_plan_proposes(recipe: str, capsys) -> None:
+    assert main(["plan", recipe, "--gpus", "8", "--device-gib", "80", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best, config = found["splits"][0], load(recipe)
+    assert best["advice"] == [] and needed(config, "GPU") <= 8
+    for setting in best["settings"].split():
+        key, _, value = setting.partition("=")
+        part, name = key.split(".")
+        assert getattr(getattr(config, part), name) == pytest.approx(float(value)), setting
+    assert {need["device_gib"] for need in found["memory"]} == {80.0, 56.0, 24.0}
+
+
+def test_the_plan_says_what_bounds_the_step_of_the_best_split(capsys) -> None:
+    assert main(["plan", "prompts-7b", "--gpus", "8", "--device-gib", "80"]) == 0
+    said = capsys.readouterr().out
+    (bound,) = re.findall(
+        r"^  (generation|training|new weights) bounds the step: (\S+) of (\S+) s; ", said, re.MULTILINE
+    )
+    assert 0 < float(bound[1]) < float(bound[2])
+    steps = [float(one) for one in re.findall(r"^  +([\d.]+)  .*learner\.ranks=", said, re.MULTILINE)]
+    assert len(steps) > 2 and steps[0] == min(steps)
+
+
+def test_a_users_own_settings_stay_and_a_recipe_on_cpus_is_split_too(capsys) -> None:
+    assert main(["plan", "prompts-7b", "--gpus", "8", "learner.ranks=2", "--json"]) == 0
+    assert {split["settings"].split()[0] for split in json.loads(capsys.readouterr().out)["splits"]} == {
+        "learner.ranks=2"
+    }
+    assert main(["plan", "prompts", "--gpus", "1", "--device-gib", "24", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["splits"][0]
+    assert best["settings"].startswith("learner.ranks=1 rollout.count=1 learner.num_gpus=0.")
+    assert best["advice"] == ["scorer: set scorer.dtype=bfloat16"], "float32 does not fit its fifth of the GPU"
+    assert main(["plan", "frozenlake", "--gpus", "8", "--run", "runs/x"]) == 2
+    assert "leave one out" in capsys.readouterr().err
+
+
+def test_adapters_on_the_host_fit_one_gpu_of_24_gib() -> None:
+    config = load("prompts-1.5b")
+    assert needed(config, "GPU") <= 1 and {need.advice for need in needs_of(config, [24.0])} == {""}
+
+
+def test_new_weights_take_the_time_of_their_way() -> None:
+    assert set(PUBLISHED) == set(WAYS)
+    shares = ["learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.5", "scorer.enabled=false"]
+    ways = {"nccl": [], "shared_memory": ["rollout.num_gpus=0.7"], "ipc": shares}
+    for way, settings in ways.items():
+        config = load("qwen2.5-7b", settings)
+        found = counted(SIZE, config, DEVICES[80]).publish
+        assert config.way.name == way and found == pytest.approx(SIZE.parameters * 2 / PUBLISHED[way])
+    assert PUBLISHED["object_store"] < PUBLISHED["shared_memory"] < PUBLISHED["ipc"]
+
+
+def test_a_shape_from_a_config_json_is_planned_without_the_model(tmp_path: Path, capsys) -> None:
+    shape = published("Qwen2.5-1.5B")
+    shape.architectures = ["Qwen2ForCausalLM"]
+    shape.save_pretrained(tmp_path)
+    found = []
+    for more in ([], ["model.path=someone/else", "--shape", str(tmp_path / "config.json")]):
+        assert main(["plan", "qwen2.5-1.5b", "--device-gib", "80", "--json", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["memory"])
+    assert found[0] == found[1]
+    assert main(["plan", "qwen2.5-1.5b", "--shape", str(tmp_path / "absent.json")]) == 2
+    assert "--shape" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayError
 
-from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
+from squelch.cluster.commands.plan_memory import RANK_RUNTIME_GIB
 from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
 from squelch.cluster.fleet import bootstrap, gpu_memory, token_budget
 from squelch.cluster.fleet.demand import Node

@@ -1,9 +1,11 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster.runs.gain import gain_interval
+from squelch.cluster.runs.gain import gain_interval, pass_at
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=60))
@@ -24,3 +26,11 @@ def test_the_interval_of_a_small_gain_of_few_tasks_holds_it():
     rng = np.random.default_rng(0)
     found = [gain_interval(np.zeros(16, dtype=bool), rng.random(16) < 0.1) for _ in range(400)]
     assert sum(low <= 0.1 <= high for _, low, high in found) >= 0.9 * len(found)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=8), st.integers(1, 5))
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_success(tasks, draws):
+    found = pass_at(np.array(tasks), draws)
+    for samples, value in zip(tasks, found, strict=True):
+        choices = list(itertools.combinations(samples, draws))
+        assert value == pytest.approx(sum(map(any, choices)) / len(choices))

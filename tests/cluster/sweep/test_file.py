@@ -8,7 +8,7 @@ import huggingface_hub.constants as constants
 import pytest
 
 from squelch.cluster.cli import main
-from squelch.cluster.commands.plan import DEVICES_GIB, hardware, needs_of
+from squelch.cluster.commands.plan_memory import DEVICES_GIB, hardware, needs_of
 from squelch.cluster.config import load
 from squelch.cluster.report.tables import TABLE_4, TASKS
 from squelch.cluster.sweep.file import read_sweep

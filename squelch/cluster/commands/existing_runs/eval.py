@@ -1,28 +1,52 @@
-"""`squelch eval`: measures the success of a run's checkpoint on the fixed validation tasks."""
+"""`squelch eval`: measures the success of checkpoints, or of any model, on the validation tasks of a run or recipe."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import in_store, run_folder
 from squelch.kit.process.terminal import say
 
+if TYPE_CHECKING:
+    from squelch.cluster.loop.evaluation import Asked
+
 
 def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
-    if not in_store(options.run_dir):
-        return _evaluate(run_folder(Path(options.run_dir)), options, None)
-    from squelch.cluster.runs.in_store.reading import local_copy
-
-    with local_copy(options.run_dir) as copy:
-        copy.fetch(lambda key: key == "config.yaml" or key.endswith("/loop.json"))
-        return _evaluate(copy.folder, options, lambda folder: copy.fetch(lambda key: key.startswith(f"{folder}/")))
-
-
-def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str], None] | None) -> int:
     from squelch.cluster.loop.evaluation import evaluate
 
-    chosen = options.checkpoint, options.tasks, options.temperature, options.json
-    return evaluate(run_dir, *chosen, say, fetch, options.interventions, options.overrides)
+    place, recipe = options.run_dir, _recipe(options.run_dir)
+    if recipe:
+        from squelch.cluster.config import load
+
+        config = load(recipe, options.overrides)
+        return evaluate(_asked(options, "initial"), Path(config.runs_dir) / f"{config.name}-eval", recipe, say)
+    if not in_store(place):
+        return evaluate(_asked(options, "best"), run_folder(Path(place)), "", say)
+    from squelch.cluster.runs.in_store.reading import local_copy
+
+    with local_copy(place) as copy:
+        copy.fetch(lambda key: key == "config.yaml" or key.endswith("/loop.json"))
+
+        def fetch(folder: str) -> None:
+            copy.fetch(lambda key: key.startswith(f"{folder}/"))
+
+        return evaluate(_asked(options, "best"), copy.folder, "", say, fetch)
+
+
+def _recipe(place: str) -> str:
+    """The recipe that is meant; empty if a run is."""
+    from squelch.cluster.config import recipe_names
+
+    is_recipe = place.endswith((".yaml", ".yml")) or place in recipe_names()
+    return place if is_recipe and not in_store(place) and not Path(place).is_dir() else ""
+
+
+def _asked(options: argparse.Namespace, checkpoint: str) -> Asked:
+    from squelch.cluster.loop.evaluation import Asked
+
+    chosen = options.checkpoint or [checkpoint]
+    numbers = options.tasks, options.temperature, options.samples
+    return Asked(chosen, *numbers, options.interventions, options.json, options.overrides)

@@ -1,0 +1,54 @@
+"""`squelch import`: makes a recipe of another trainer's configuration, and says what became of each of its keys."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import say
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what became of each key, and writes the recipe."""
+    from squelch.cluster.config import validated
+    from squelch.kit.importing.recipe import imported
+    from squelch.kit.importing.sources import read
+    from squelch.kit.importing.values import nested
+
+    made = imported(read(options.config), _given(options.overrides))
+    out = options.out or Path(f"{made.settings['name']}.yaml")
+    reward = out.with_name(f"{out.stem}_reward.py") if made.reward else None
+    if reward is not None:
+        made.settings.setdefault("environment.options.reward", f"{reward}:reward")
+    say("\n".join(made.report()))
+    made.require()
+    validated(nested(_complete(made.settings)), [], str(out), lambda environment, seconds: None)
+    if taken := [path for path in (out, reward) if path is not None and path.exists()]:
+        raise UserError(f"{taken[0]} exists; give another --out FILE, or remove it")
+    if reward is not None:
+        write_whole(reward, made.reward)
+    write_whole(out, made.recipe())
+    beside = f" and {reward}, which calls the reward function" if reward else ""
+    say(f"written: {out}{beside}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
+    return 0
+
+
+def _given(overrides: Sequence[str]) -> dict[str, Any]:
+    """The user's settings by dotted key."""
+    from squelch.cluster.setting_keys import flat, override_in
+
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        override_in(tree, override)
+    return flat(tree)
+
+
+def _complete(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with a reward function, as which any name passes: whether it is there is tried when a run starts."""
+    if settings.get("environment.name") != "Prompts":
+        return settings
+    return {"environment.options.reward": "not.yet:known", **settings}

@@ -1,0 +1,339 @@
+"""Reads the configuration of another trainer, as flat keys; nothing is executed.
+
+| file | trainer | complete |
+|---|---|---|
+| a folder `.hydra/`, or the YAML that `--cfg job --resolve` prints | verl | yes |
+| TOML | prime-rl | no: keys that are left out have their defaults |
+| a shell script, or the command line in a text file | OpenRLHF, verl | no |
+| a Python script with `GRPOConfig(...)` | TRL | no |
+
+A script is read as text. Of a shell script the words of the trainer's command are taken, with variables and arrays that
+are assigned once, outside of any block, from text that names none but such ones. Of a Python script the arguments of
+`GRPOConfig` and `GRPOTrainer` are taken that are literals, or names of such. Everything else is unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.importing.tables import rows, scalar
+from squelch.kit.importing.values import Unknown, flattened
+from squelch.kit.untrusted.files import is_folder, read_bytes, text_of
+from squelch.kit.untrusted.text import MAX_RECIPE, parse_yaml
+
+VERL, TRL, PRIME_RL, OPENRLHF = "verl", "TRL", "prime-rl", "OpenRLHF"
+COMMANDS = {"openrlhf.cli.train_ppo_ray": OPENRLHF, "verl.trainer.main_ppo": VERL}
+"""The trainer of a module that a command runs."""
+MOST_RESOLVED = 32
+"""References of a value that lead to one another."""
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([^${},:]+)(?:,([^${}]*))?\}")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_WORD = re.compile(r"""(?:\$\([^()]*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
+_ASSIGNED = re.compile(r"^(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a configuration says. `complete`: whether every key of the trainer is in it, so that one that is not there
+    has no default."""
+
+    trainer: str
+    where: str
+    values: Mapping[str, Any]
+    complete: bool
+
+
+def read(path: Path) -> Source:
+    """The configuration in a file or in Hydra's folder. UserError if it is of no known trainer."""
+    with bad_files_are_the_users():
+        if is_folder(path):
+            inner = path / ".hydra" if (path / ".hydra" / "config.yaml").is_file() else path
+            return _yaml(inner / "config.yaml")
+        text = text_of(read_bytes(path, MAX_RECIPE), str(path))
+    if path.suffix == ".toml":
+        with as_user_error(about=f"{path}: not TOML"):
+            return Source(PRIME_RL, str(path), flattened(tomllib.loads(text)), False)
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(path)
+    if path.suffix == ".py":
+        return Source(TRL, str(path), _of_python(text, str(path)), False)
+    return _of_shell(text, str(path))
+
+
+def _yaml(path: Path) -> Source:
+    with bad_files_are_the_users():
+        tree = parse_yaml(text_of(read_bytes(path, MAX_RECIPE), str(path)), str(path), "1.1")
+    if not isinstance(tree, dict) or "actor_rollout_ref" not in tree:
+        raise UserError(
+            f"{path}: no configuration of verl: it has no actor_rollout_ref. Give what `--cfg job --resolve` prints, "
+            "or the run's .hydra folder; of prime-rl the TOML, of OpenRLHF and TRL the script "
+            "(docs/guide/coming-from.md)"
+        )
+    flat = flattened(tree)
+    return Source(VERL, str(path), {key: _resolved(value, key, flat) for key, value in flat.items()}, True)
+
+
+def _resolved(value: Any, key: str, flat: Mapping[str, Any], depth: int = 0) -> Any:
+    """A value whose references to other keys are replaced; `Unknown` if Hydra would compute it, or nobody set it."""
+    if not isinstance(value, str) or ("${" not in value and value != "???"):
+        return value
+    found = _REFERENCE.fullmatch(value.strip().replace("\n", " "))
+    if found is None or depth > MOST_RESOLVED:
+        return Unknown("nobody set it" if value == "???" else f"Hydra computes it: {value}")
+    name, default = found[1].strip(), found[2]
+    if name.startswith("."):
+        name = f"{key.rpartition('.')[0]}.{name.lstrip('.')}"
+    if name in flat:
+        return _resolved(flat[name], name, flat, depth + 1)
+    return Unknown(f"it refers to {name}, which is not there") if default is None else scalar(default.strip())
+
+
+# -- shell -------------------------------------------------------------------------------------------------------------
+
+
+def _of_shell(text: str, where: str) -> Source:
+    lines = list(_commands(text))
+    names = _assigned(lines)
+    for _, line in lines:
+        words = _words(line, names)
+        for place, word in enumerate(words):
+            module = next((name for name in COMMANDS if isinstance(word, str) and word.endswith(name)), None)
+            if module is not None:
+                trainer, rest = COMMANDS[module], words[place + 1 :]
+                return Source(trainer, where, (_flags if trainer == OPENRLHF else _overrides)(rest), False)
+    raise UserError(
+        f"{where}: no command of a trainer that can be imported: it runs none of {', '.join(COMMANDS)}. Of verl give "
+        "what `--cfg job --resolve` prints or the folder .hydra, of prime-rl the TOML, of TRL the script, or call "
+        "squelch.trl.recipe(trainer, FILE) in it (docs/guide/coming-from.md)"
+    )
+
+
+def _commands(text: str) -> Iterator[tuple[int, str]]:
+    """(depth, command) of each: the lines that a backslash, a quote or a parenthesis joins, without comments. Depth 0
+    is outside of every block."""
+    depth, held = 0, ""
+    for line in text.splitlines():
+        held += _without_comment(line)
+        if held.endswith("\\"):
+            held = held[:-1] + " "
+            continue
+        if _open(held):
+            held += "\n"
+            continue
+        words, held = held.strip(), ""
+        if not words:
+            continue
+        first = words.split(maxsplit=1)[0].rstrip(";")
+        ends = first in ("fi", "done", "esac", "}") or words in (")",)
+        depth -= ends and depth > 0
+        yield depth, words
+        if (first in ("if", "for", "while", "until", "case") and not re.search(r"\b(fi|done|esac)\s*$", words)) or (
+            words.endswith("{") and re.match(r"(function\s+)?[\w-]+\s*(\(\))?\s*\{$", words)
+        ):
+            depth += 1
+
+
+def _without_comment(line: str) -> str:
+    """The line up to a `#` that begins a word, outside of quotes."""
+    quote = ""
+    for place, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and (place == 0 or line[place - 1].isspace()):
+            return line[:place].rstrip()
+    return line.rstrip()
+
+
+def _open(text: str) -> bool:
+    """Whether a quote, or the parenthesis of an array, is not closed."""
+    try:
+        shlex.split(text, posix=True)
+    except ValueError:
+        return True
+    return bool(re.match(r"^\s*[A-Za-z_]\w*=\(", text)) and not text.rstrip().endswith(")")
+
+
+def _assigned(lines: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    """The variables that are assigned once, outside of every block: text, or a list of words; the others `Unknown`."""
+    assigned = list[tuple[str, str]]()
+    times = Counter[str]()
+    for depth, line in lines:
+        match = _ASSIGNED.match(line)
+        if match is None or (" " in match[2] and not match[2].startswith(("(", '"', "'"))):
+            times.update({name: 2 for name in re.findall(r"\b(?:for|read)\s+(\w+)", line)})
+        else:
+            assigned.append((match[1], match[2].strip()))
+            times[match[1]] += 1 + (depth > 0)
+    found: dict[str, Any] = {name: Unknown(f"a script computes {name}") for name, count in times.items() if count > 1}
+    for name, value in assigned:
+        if times[name] == 1:
+            words = _words(value[1:].removesuffix(")") if value.startswith("(") else value, found)
+            one = words[0] if len(words) == 1 else Unknown(f"a script computes {name}") if words else ""
+            found[name] = words if value.startswith("(") else one
+    return found
+
+
+def _words(line: str, names: Mapping[str, Any]) -> list[Any]:
+    """The words of a command; those that a script computes are `Unknown`."""
+    found: list[Any] = []
+    try:
+        words = _quoted_words(line)
+    except ValueError:
+        return found
+    for word, literal in words:
+        array = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)
+        if array and isinstance(names.get(array[1]), list):
+            found += names[array[1]]
+        elif array or (not literal and re.search(r"\$\(|`|\$\(\(", word)):
+            found.append(_computed(word))
+        else:
+            found.append(word if literal else _substituted(word, names))
+    return found
+
+
+def _quoted_words(line: str) -> list[tuple[str, bool]]:
+    """(word, whether it is in single quotes, where nothing is replaced)."""
+    raw = _WORD.findall(line)
+    return [("".join(shlex.split(word)), word[:1] == "'" == word[-1:]) for word in raw]
+
+
+def _substituted(word: str, names: Mapping[str, Any]) -> Any:
+    """The word with its variables; `Unknown` where one is none that is known, and keeps the part before `=`."""
+    if word in ("$@", "$*", "${@}"):
+        return Unknown("arguments of the script")
+    key, equals, _ = word.partition("=")
+    unknown = None
+
+    def known(match: re.Match[str]) -> str:
+        nonlocal unknown
+        own = names.get(match[1] or match[2], Unknown(f"a script computes {match[0]}"))
+        if isinstance(own, str):
+            return own
+        unknown = own if isinstance(own, Unknown) else Unknown(f"{match[0]} is an array")
+        return match[0]
+
+    made = _VARIABLE.sub(known, word)
+    if unknown is None and re.search(r"\$\{\w+[^}]", made):
+        unknown = Unknown(f"a script computes {made}")
+    if unknown is None:
+        return made
+    return (key, unknown) if equals and "$" not in key else unknown
+
+
+def _computed(word: str) -> Any:
+    key, equals, value = word.partition("=")
+    why = Unknown(f"a script computes {value or word}")
+    return (key, why) if equals and "$" not in key else why
+
+
+def _flags(words: Sequence[Any]) -> dict[str, Any]:
+    """The values of `--flag`, `--flag VALUE ...` and `--flag=VALUE`."""
+    found: dict[str, Any] = {}
+    name, values = "", list[Any]()
+
+    def close() -> None:
+        if name:
+            unknown = next((one for one in values if isinstance(one, Unknown)), None)
+            own = [scalar(one) if isinstance(one, str) else one for one in values]
+            found[name] = unknown or (True if not own else own[0] if len(own) == 1 else own)
+
+    for word in words:
+        flag = word[0] if isinstance(word, tuple) else word
+        if isinstance(flag, str) and re.match(r"--[A-Za-z]", flag):
+            close()
+            name, equals, value = flag[2:].partition("=")
+            values = [word[1]] if isinstance(word, tuple) else [value] if equals else []
+        elif isinstance(word, str) and word in (";", "&&", "||", "|", "&", "2>&1", ">"):
+            break
+        else:
+            values.append(word)
+    close()
+    return found
+
+
+def _overrides(words: Sequence[Any]) -> dict[str, Any]:
+    """The values of Hydra's `key=value`, `+key=value` and `++key=value`."""
+    found: dict[str, Any] = {}
+    for word in words:
+        if isinstance(word, tuple):
+            found[word[0].lstrip("+")] = word[1]
+        elif isinstance(word, str) and re.match(r"(\+{0,2}[\w.@/]+|--config-\w+)=", word):
+            key, _, value = word.partition("=")
+            found[key.lstrip("+")] = scalar(value)
+    return found
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def _of_python(text: str, where: str) -> dict[str, Any]:
+    """The keywords of `GRPOConfig(...)`, and of `GRPOTrainer(...)` those that the table has."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not Python: {error}") from error
+    names = _constants(tree)
+    calls = {name: _calls(tree, name) for name in ("GRPOConfig", "GRPOTrainer")}
+    if len(calls["GRPOConfig"]) != 1:
+        raise UserError(
+            f"{where}: it has {len(calls['GRPOConfig'])} calls GRPOConfig(...), and one is needed; call "
+            "squelch.trl.recipe(trainer, FILE) in it instead, where every value is known"
+        )
+    found = _keywords(calls["GRPOConfig"][0], names)
+    known = {name for row in rows(TRL) for name in row.names}
+    for call in calls["GRPOTrainer"][:1]:
+        own = _keywords(call, names)
+        found |= {key: value for key, value in own.items() if key in known}
+        if call.args and "model" not in found:
+            found["model"] = _value(call.args[0], names)
+    return found
+
+
+def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    def called(node: ast.Call) -> str:
+        function = node.func
+        return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == name]
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """The names that are assigned once, at the top level, to a literal."""
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and stored.count(targets[0].id) == 1:
+            value = _value(node.value, found)
+            if not isinstance(value, Unknown):
+                found[targets[0].id] = value
+    return found
+
+
+def _keywords(call: ast.Call, names: Mapping[str, Any]) -> dict[str, Any]:
+    found = {one.arg: _value(one.value, names) for one in call.keywords if one.arg is not None}
+    if any(one.arg is None for one in call.keywords):
+        found["**"] = Unknown("a mapping of arguments")
+    return found
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return Unknown(f"a program computes it: {ast.unparse(node)[:80]}")

@@ -1,0 +1,100 @@
+"""A recipe of Squelch from a GRPOTrainer that is ready to train: in its own process every value is known."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.importing.recipe import Imported, imported
+from squelch.kit.importing.sources import TRL, Source
+from squelch.kit.importing.values import Unknown
+from squelch.kit.process.terminal import say
+
+
+def recipe(trainer: Any, file: str | Path) -> None:
+    """Writes the recipe, the data set beside it as Parquet, and prints what became of each key.
+
+    Raises:
+        UserError: a value without which there is no recipe is unknown, or the file exists.
+    """
+    out = Path(file)
+    if out.exists():
+        raise UserError(f"{out} exists; give another file, or remove it")
+    made = from_trainer(trainer, out)
+    say("\n".join(made.report()))
+    made.require()
+    write_whole(out, made.recipe())
+    say(f"written: {out}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
+
+
+def from_trainer(trainer: Any, out: Path) -> Imported:
+    """The recipe of a trainer, whose data sets are written beside `out`."""
+    arguments = dict(trainer.args.to_dict())
+    arguments |= {
+        "model": trainer.model.config._name_or_path or Unknown("the script makes the model; save it, and name it"),
+        "reward_funcs": _names(trainer.reward_funcs),
+        "reward_weights": _weights(trainer),
+        "train_dataset": _written(trainer, out),
+        "max_steps": _optimizer_steps(trainer),
+        "world_size": None if trainer.args.device.type == "cpu" else trainer.args.world_size,
+    }
+    if adapters := getattr(trainer.model, "peft_config", None):
+        own = next(iter(adapters.values()))
+        arguments |= {"peft_config.r": own.r, "peft_config.lora_alpha": own.lora_alpha}
+    return imported(Source(TRL, out.stem, arguments, True))
+
+
+def _optimizer_steps(trainer: Any) -> int:
+    """TRL's own number, or that of the epochs, each of which samples every prompt once."""
+    arguments = trainer.args
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    prompts = arguments.generation_batch_size / arguments.num_generations
+    steps = math.ceil(arguments.num_train_epochs * len(trainer.train_dataset) / prompts)
+    return steps * arguments.steps_per_generation // arguments.gradient_accumulation_steps
+
+
+def _names(functions: list[Any]) -> list[str] | Unknown:
+    """The functions as `environment.options.reward` names them."""
+    found = list(map(_name, functions))
+    return next((one for one in found if isinstance(one, Unknown)), None) or [str(one) for one in found]
+
+
+def _name(function: Callable[..., Any]) -> str | Unknown:
+    name = getattr(function, "__qualname__", "")
+    if not name.isidentifier():
+        return Unknown(f"{name or type(function).__name__} is no function of a module: give one in a file")
+    if function.__module__ != "__main__":
+        return f"{function.__module__}:{name}"
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return f"{Path(script).resolve()}:{name}" if script else Unknown(f"{name} was typed in; put it into a file")
+
+
+def _weights(trainer: Any) -> list[float] | None:
+    """Their weights; None if all are 1."""
+    weights = [float(one) for one in trainer.reward_weights]
+    return None if set(weights) == {1.0} else weights
+
+
+def _written(trainer: Any, out: Path) -> list[str] | Unknown:
+    """The paths of the data sets, by whose names the split is known."""
+    found = list(_files(trainer, out))
+    return next((one for one in found if isinstance(one, Unknown)), None) or [str(one) for one in found]
+
+
+def _files(trainer: Any, out: Path) -> Iterator[str | Unknown]:
+    for split, data in (("train", trainer.train_dataset), ("validation", trainer.eval_dataset)):
+        if data is None:
+            continue
+        if not hasattr(data, "to_parquet"):
+            yield Unknown(f"the {split} data are a stream or several; write them to a file")
+            continue
+        path = out.resolve().with_name(f"{out.stem}-{split}.parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data.to_parquet(str(path))
+        yield str(path)

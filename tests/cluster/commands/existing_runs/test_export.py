@@ -1,0 +1,42 @@
+"""`squelch export` writes a folder that plain transformers loads, with a card made from the run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from squelch.cluster.cli import main
+from tests.earlier import lay
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_exported_checkpoint_is_loaded_by_plain_transformers(tmp_path: Path, capsys, dtype: str | None) -> None:
+    run, target = lay(tmp_path), tmp_path / "policy-of-mine"
+    more = ["--dtype", dtype] if dtype else []
+    assert main(["export", str(run), str(target), "--checkpoint", "last", *more]) == 0
+    said = capsys.readouterr().out
+    assert "run at step 2" in said and f"hf upload OWNER/policy-of-mine {target}" in said
+    source = run / "checkpoints" / "step-2" / "hf"
+    own, theirs = (AutoModelForCausalLM.from_pretrained(one, dtype="auto") for one in (target, source))
+    assert own.dtype == (torch.bfloat16 if dtype else theirs.dtype)
+    ids = AutoTokenizer.from_pretrained(target)("up", return_tensors="pt").input_ids
+    assert ids.tolist() == AutoTokenizer.from_pretrained(source)("up", return_tensors="pt").input_ids.tolist()
+    with torch.no_grad():
+        assert torch.allclose(own(ids).logits.float(), theirs(ids).logits, atol=0.05 if dtype else 0.0)
+    assert main(["export", str(run), str(target)]) == 2 and "exists" in capsys.readouterr().err
+
+
+def test_the_card_has_settings_success_with_intervals_and_the_regime(tmp_path: Path) -> None:
+    run, target = lay(tmp_path), tmp_path / "out"
+    assert main(["export", str(run), str(target), "--checkpoint", "2"]) == 0
+    card = (target / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n") and "# run, step 2" in card
+    assert "learner.optimizer.learning_rate: " in card and "## Reasoning" in card
+    assert "95% [" in card or "It was not validated." in card
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_export(tmp_path: Path, capsys) -> None:
+    run = lay(tmp_path)
+    assert main(["export", str(run), str(tmp_path / "out"), "--checkpoint", "7"]) == 2
+    assert "has best, last, initial and steps [2]" in capsys.readouterr().err and not (tmp_path / "out").exists()
