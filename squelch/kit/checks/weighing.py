@@ -134,7 +134,11 @@ class Weighing:
 
     def fitted_temperature(self, values: np.ndarray) -> float:
         """The temperature of log-probabilities of all samples' tokens, some of which are known: 1 or the claimed one,
-        if the values are as near to that."""
+        if the values are as near to that. Samples whose own weights were saved decide, if there are any: to others a
+        training step looks like another temperature."""
+        saved = np.repeat(np.array(self.own_saved, bool), [one.num_tokens for one in self.samples])
+        if np.isfinite(values[saved]).any():
+            values = np.where(saved, values, np.nan)
         cuts = np.cumsum([one.num_tokens for one in self.samples])[:-1]
         parts = np.split(values, cuts)
         known = [s for s, part in enumerate(parts) if np.isfinite(part).any()]

@@ -305,7 +305,7 @@ FORMATS = {
                 by_hand=False,
             ),
             traits=Traits(
-                OF_IDS | {"tasks", "evaluations"},
+                OF_IDS | {"tasks"},  # validation is not archived
                 groups="whole",
                 scores_each=True,
                 learns_all=True,

@@ -262,7 +262,7 @@ def test_a_certain_policy_after_its_stop_string_is_not_taken_for_fed_tokens() ->
 
 # -- whole dumps -------------------------------------------------------------------------------------------------------
 
-DUMPS = 24
+DUMPS = 12
 PROMPTS, A_STEP, EPOCHS = 40, 6, 3
 FEW_TEXTS = (2, 30, 3000)
 """How many first turns a policy has for a prompt."""

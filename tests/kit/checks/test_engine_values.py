@@ -76,6 +76,17 @@ def test_precision_is_judged_by_what_the_run_claims(error: float | None, dtype: 
     assert precision(Weighing(scores, WeightClaims(1.0, False, dtype)), False).verdict == verdict
 
 
+def test_steps_whose_weights_were_not_saved_blur_the_precision_of_the_others_no_more() -> None:
+    """Training made the policy of step 2 surer, which looks like a lower temperature under what was saved."""
+    world = World({1: TABLES[1], 5: TABLES[2]})
+    sampled_by = {1: 1, 2: 1.05 * TABLES[1]}
+    scores = run_of(world, np.random.default_rng(0), sampled_by, {1: (1, 1), 2: (2, 2)}, engine=1e-6)
+    weighing = Weighing(scores, WeightClaims(1.0, False, "float32"))
+    assert weighing.recording_temperature == 1
+    found = precision(weighing, False)
+    assert found.verdict == "sound" and found.size is not None and found.size.value < 1e-4
+
+
 def test_values_that_are_stored_coarsely_say_nothing_about_the_engine() -> None:
     scores = run_of(WORLD, np.random.default_rng(0), {1: 1}, engine=1e-6)
     rounded = [replace(one, engine=np.round(one.engine, 2)) for one in scores.samples if one.engine is not None]

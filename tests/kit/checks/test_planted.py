@@ -95,7 +95,7 @@ PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "a group under two ids": (split_group, "group_sizes", ("verl", "slime", "squelch")),
     "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "verifiers", "columns")),
     "one seed for a group": (one_seed, "equal_completions", ("squelch", "verifiers", "nemo_rl", "slime", "art")),
-    "a training prompt in validation": (leak, "validation_leak", ("squelch", "verifiers", "nemo_rl", "slime")),
+    "a training prompt in validation": (leak, "validation_leak", ("verifiers", "nemo_rl", "slime")),
     "a reward that is missing": (
         no_reward, "rewards_missing",
         ("trl", "verl", "nemo_rl", "areal", "slime", "skyrl", "verifiers", "squelch", "art"),
