@@ -6,6 +6,8 @@ Findings follow a run's steps; checks say whether its files are what they seem. 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +51,19 @@ def run(options: argparse.Namespace) -> int:
     else:
         lines = [line for fault in faults for line in (*fault_lines(fault), "")]
         lines += [line for one in found for line in (*paragraph(*one), "")]
-        count = _number(len(found), "finding")
-        count += f", {_number(len(faults), 'fault')} in {_number(len(results), 'check')}" if results else ""
         others = short_lines(results)
-        say("\n".join([f"{options.place}: {count}", "", *lines, *others, *([""] if others else []), *notes]).rstrip())
+        head = f"{options.place}: {_counts(found, results)}"
+        say("\n".join([head, "", *lines, *others, *([""] if others else []), *notes]).rstrip())
     return CRITICAL_FOUND if faults or any(one.severity == "critical" for one, _ in found) else 0
+
+
+def _counts(found: Sequence[tuple[Finding, str]], results: Sequence[Result]) -> str:
+    """How many findings there are, and how the checks ended: the first line, which must not sound well if it is not."""
+    critical = sum(one.severity == "critical" for one, _ in found)
+    counts = _number(len(found), "finding") + (f", {critical} critical" if critical else "")
+    ends = Counter(one.verdict for one in results)
+    checked = f"{_number(ends['fault'], 'fault')}, {ends['sound']} sound, {ends['unknown']} unknown"
+    return f"{counts}; {_number(len(results), 'check')}: {checked}" if results else counts
 
 
 def _number(count: int, what: str) -> str:

@@ -27,8 +27,8 @@ def fault_lines(result: Result) -> list[str]:
 
 
 def short_lines(results: Sequence[Result]) -> list[str]:
-    """A line for each result that is no fault."""
-    found = [one for one in results if one.verdict != "fault"]
+    """A line for each result that is no fault, first of those that are sound."""
+    found = sorted((one for one in results if one.verdict != "fault"), key=lambda one: one.verdict != "sound")
     width = max((len(one.name) for one in found), default=0)
     return [
         f"  {one.verdict:<7}  {one.name:<{width}}  {one.says.rstrip('.')}"

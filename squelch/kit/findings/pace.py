@@ -25,9 +25,11 @@ def _fail(history: History) -> Level | None:
     share = _failed_share(history)
     if share is None:
         return None
-    causes = history.newest("failures/")
+    causes = {cause: count for cause, count in history.newest("failures/").items() if count > 0}
     most = max(causes, key=lambda cause: causes[cause], default=None)
-    why = "" if most is None else f", most with {most} ({causes[most]:.0f})"
+    why = (
+        "" if most is None else f", all with {most}" if len(causes) == 1 else f", most with {most} ({causes[most]:.0f})"
+    )
     return Level(share, {"why": why, "failed": history.now("trajectories_failed")})
 
 
