@@ -67,7 +67,7 @@ def test_a_run_with_a_critical_finding_exits_with_1_and_its_row_is_shown(
     found = Finding("trajectories_fail", "critical", 1, 2, "4 trajectories failed", examples=(example,))
     (folder / "findings.json").write_text(json.dumps({"findings": [plain(found, "squelch inspect runs/x")]}))
     code, text = checked(capsys, str(folder))
-    assert code == 1 and "1 finding\n" in text and "trajectories_fail (critical, since step 1)" in text
+    assert code == 1 and "1 finding, 1 critical\n" in text and "trajectories_fail (critical, since step 1)" in text
     assert "example: 000002-001: agent_error: no connection" in text and "    squelch inspect runs/x" in text
     code, text = checked(capsys, str(folder), "--json")
     (one,) = json.loads(text)["findings"]
@@ -166,7 +166,7 @@ def test_a_fault_of_files_is_printed_like_a_critical_finding_and_unknown_says_wh
         rollouts.remove(own[-1])
     place = str(verl(tmp_path, rollouts))
     code, text = checked(capsys, place)
-    assert code == 1 and "1 fault in " in text and "group_sizes (fault, since step 1)" in text
+    assert code == 1 and ": 1 fault, " in text and "group_sizes (fault, since step 1)" in text
     assert (
         "  usual causes: a batch that ends within a group" in text and "  docs/reference/checks.md#group_sizes" in text
     )
