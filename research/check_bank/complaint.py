@@ -28,9 +28,9 @@ class Parsing(PreTrainedTokenizerFast):
 
     response_schema = policy.RESPONSE
 
-    def parse_response(self, response: Any, schema: Any = None) -> Any:
+    def parse_response(self, response: Any, schema: Any = None, *, prefix: Any = "", tools: Any = None) -> Any:
         """The message of what the policy says."""
-        return super().parse_response(response, prefix="")
+        return super().parse_response(response, prefix=prefix, tools=tools)
 
 
 class TurnsKept(trl.GRPOTrainer):

@@ -71,7 +71,7 @@ def write_prompts(folder: Path, with_tool: bool) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """Bytes, pairs of letters and of digits, and the marks of a call."""
-    pairs = [pair for word in (DIGITS, LETTERS) for pair in itertools.product(word, repeat=2)]
+    pairs = [(one, other) for word in (DIGITS, LETTERS) for one, other in itertools.product(word, repeat=2)]
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs)]
     inner = Tokenizer(models.BPE({word: place for place, word in enumerate(words)}, pairs))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -161,9 +161,10 @@ def _split(tokenizer: PreTrainedTokenizerFast, ids: list[int], rng: random.Rando
     """The ids with some pairs as two tokens."""
     if rng is None:
         return ids
-    found = list[int]()
+    found, vocabulary = list[int](), tokenizer.get_vocab()
     for token in ids:
-        word = tokenizer.convert_ids_to_tokens(token)
+        word = str(tokenizer.convert_ids_to_tokens(token))
         is_pair = len(word) == 2 and set(word) <= {*DIGITS, *LETTERS}
-        found += tokenizer.convert_tokens_to_ids(list(word)) if is_pair and rng.random() < SPLIT else [token]
+        pieces = list(word) if is_pair and rng.random() < SPLIT else [word]
+        found += [vocabulary[piece] for piece in pieces]
     return found

@@ -104,7 +104,7 @@ class Recorded(GRPOTrainer):
                     "prompt_ids": ids["prompt"],
                     "completion_ids": ids["completion"],
                     "mask": learned[row][: len(ids["completion"])].tolist(),
-                    "trained": self._log_p(*ids.values(), self.temperature),
+                    "trained": self._log_p(ids["prompt"], ids["completion"], self.temperature),
                     "completion": self._said[row],
                     "reward": self._rewards[row, 0].item(),
                     "advantage": batch["advantages"][row].item(),
@@ -228,9 +228,9 @@ class NoReply(Recorded):
 class ToolLearned(Recorded):
     """What the tool says is under the loss."""
 
-    def _tool_call_loop(self, *given: Any) -> Any:
-        masks, *more = super()._tool_call_loop(*given)
-        return [[1] * len(one) for one in masks], *more
+    def _tool_call_loop(self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, *more: Any) -> Any:
+        masks, *others = super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *more)
+        return [[1] * len(one) for one in masks], *others
 
 
 class Cut(Recorded):
