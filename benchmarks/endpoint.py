@@ -11,6 +11,9 @@ ms a call has 40 tokens that were drawn before. Prints
     p50, p99, max   seconds from request to answer
     lost            calls without an answer within 30 s
     MiB, growth     resident memory of the endpoint's process at the end, and MiB more since a quarter of the calls
+    callback ms     processor milliseconds of the costliest callback of the endpoint's event loop
+    shapes s        processor seconds, the template's process included, for finding the ids of 200 requests, each with a
+                    tool of its own
 
 The model's tokenizer has 320 pieces, so that texts have more tokens than a real model's would.
 """
@@ -32,6 +35,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import parser_of, print_metrics
+from squelch.actors.endpoint.canonical import Message, Request, function_tool
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.server import Endpoint
 from squelch.actors.endpoint.session import Call, Session
@@ -39,10 +43,29 @@ from squelch.actors.messages import Completion
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.seeds import derive_seed
 
-CALLS, DELAY_S, BOUND_S = 8, 0.05, 30.0
+CALLS, DELAY_S, BOUND_S, SHAPES = 8, 0.05, 30.0, 200
 ANSWER = "go up to the goal, then say what stands there: a passage said so."
 SYSTEM = "Reach the goal. Say where you go, one step at a time, and what you see. " * 4
 SAW = "x < y > z | 1 2 3, and a wall to the left of it. What do you do? "
+
+
+class Callbacks:
+    """Inside of it, `longest` is the processor seconds of the costliest callback of an event loop."""
+
+    def __init__(self) -> None:
+        self.longest, self._run = 0.0, asyncio.Handle._run
+
+    def __enter__(self) -> Callbacks:
+        def measured(handle: asyncio.Handle) -> None:
+            began = time.thread_time()
+            self._run(handle)
+            self.longest = max(self.longest, time.thread_time() - began)
+
+        asyncio.Handle._run = measured  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]
 
 
 class Policy:
@@ -76,11 +99,13 @@ async def served(trajectories: int, rounds: int) -> dict[str, Any]:
         )
         given = {"url": waiting[0].base_url, "tokens": [session.token for session in waiting]}
         watch = asyncio.create_task(watched(waiting, policy, CALLS * trajectories * rounds // 4))
-        before, began = time.process_time(), time.perf_counter()
-        said, _ = await client.communicate(json.dumps(given).encode())
-        wall, cpu = time.perf_counter() - began, time.process_time() - before
-        early = await watch
-        end = resident_mib()
+        with Callbacks() as callbacks:
+            before, began = time.process_time(), time.perf_counter()
+            said, _ = await client.communicate(json.dumps(given).encode())
+            wall, cpu = time.perf_counter() - began, time.process_time() - before
+            early = await watch
+            end = resident_mib()
+            shapes = await seconds_of_shapes(endpoint.open(policy, derive_seed, len(ANSWER) * 2))
         await endpoint.close()
     seconds = np.array(json.loads(said)["seconds"])
     return {
@@ -93,7 +118,24 @@ async def served(trajectories: int, rounds: int) -> dict[str, Any]:
         "lost": CALLS * trajectories * rounds - len(seconds),
         "mib_end": end,
         "mib_growth": end - early,
+        "callback_ms": 1e3 * callbacks.longest,
+        "shapes_s": shapes,
     }
+
+
+async def seconds_of_shapes(session: Session) -> float:
+    """Processor seconds of this process and its children for requests of which none has the tools of another."""
+    before = cpu_seconds()
+    for number in range(SHAPES):
+        tool = function_tool(f"tool_{number}", SAW, {"type": "object", "properties": {}})
+        await session.num_fed(Request((Message("system", SYSTEM), Message("user", SAW)), (tool,)))
+    return cpu_seconds() - before
+
+
+def cpu_seconds() -> float:
+    """Processor seconds of this process and of its children."""
+    times = [one.cpu_times() for one in (psutil.Process(), *psutil.Process().children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 async def watched(sessions: list[Session], policy: Policy, quarter: int) -> float:
@@ -160,6 +202,7 @@ def main() -> int:
         return 0
     metrics = asyncio.run(served(arguments.trajectories, 3 if arguments.quick else arguments.rounds))
     columns = ("calls", "CPU ms a call", "calls/s", "p50 s", "p99 s", "max s", "lost", "MiB", "growth")
+    columns += ("callback ms", "shapes s")
     print_metrics(metrics, arguments.json, columns, [list(metrics.values())], [])
     return 0
 

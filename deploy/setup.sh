@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
-# further model families (renderers), TRL for tests and benchmarks (trl), or what the tests of agents play with (clients,
-# verifiers). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# further model families (renderers), TRL for tests and benchmarks (trl), what the tests of agents play with (clients,
+# verifiers), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
 # inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
 # tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
@@ -182,6 +182,17 @@ setup_apart() {
         && cp "deploy/$name.txt" "$apart/squelch-setup.txt"
 }
 
+# Programs for Node that are agents, which nothing here installs unasked: one of them is not free software.
+setup_agents() {
+    local apart=.cache/agents
+    cmp -s deploy/agents.txt "$apart/squelch-setup.txt" && return
+    command -v npm >/dev/null || fail "npm is not installed; it comes with Node.js"
+    echo "setup: installing deploy/agents.txt into $apart"
+    rm -rf "$apart"
+    grep -v '^#' deploy/agents.txt | xargs npm install --prefix "$apart" --no-fund --no-audit --loglevel=error \
+        && cp deploy/agents.txt "$apart/squelch-setup.txt"
+}
+
 case "$kind" in
     cpu | gpu) setup_environment; setup_foreign; setup_sandbox ;;
     test)
@@ -201,7 +212,8 @@ case "$kind" in
     clients | verifiers)
         setup_apart "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
         ;;
+    agents) setup_agents || fail "the packages of deploy/agents.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;
     renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients or verifiers" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients, verifiers or agents" ;;
 esac

@@ -56,8 +56,11 @@ def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
         raise Refused(400, _NO_THREADS, "thread is not supported: send the whole conversation with each call", "thread")
     adjusted, unknown = MESSAGES.sort(body, reading)
     said = [Message("system", text_at(body["system"], "system"))] if body.get("system") else []
-    for index, one in enumerate(objects_at(body, "messages", reading.most_messages)):
+    messages = objects_at(body, "messages", reading.most_messages)
+    for index, one in enumerate(messages):
         said += _messages(one, f"messages[{index}]")
+    if any(one.get("output_config") for one in messages):
+        adjusted = tuple(sorted({*adjusted, "messages.output_config"}))
     thinking, choice = _object_at(body, "thinking"), _object_at(body, "tool_choice")
     one_call = flag_at(choice, "disable_parallel_tool_use")
     request = Request(
@@ -86,7 +89,8 @@ def _messages(one: Mapping[str, Any], where: str) -> list[Message]:
     if role == "assistant":
         return [_assistants(content, f"{where}.content")]
     if role == "system":
-        return [Message("system", text_at(content, f"{where}.content"))]
+        text = text_at(content, f"{where}.content")
+        return [Message("system", text)] if text else []  # Claude Code's holds the effort of the next turn alone
     if role != "user":
         raise malformed(f"{where}.role must be user or assistant (got {brief(role)})", f"{where}.role")
     if not isinstance(content, list):

@@ -65,6 +65,7 @@ _UNASKED = ("web_search", "image_generation", "tool_search")
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key")
 """Fields of a request that its answer repeats."""
 _CODES = {429: "rate_limit_exceeded"}
+_CODEX = " (Codex: -m policy; for models that it knows it offers other tools)"
 
 
 def read(body: Mapping[str, Any], reading: Reading) -> tuple[Request, _Writer]:
@@ -164,7 +165,7 @@ def _function_name(one: Mapping[str, Any], where: str) -> str:
     if kind == "custom":
         why = (
             "is a custom tool, whose input follows a grammar, under which the policy's log-probabilities would not be "
-            "those that are trained on; offer functions alone (Codex: -c features.apply_patch_freeform=false)"
+            f"those that are trained on; offer functions alone{_CODEX}"
         )
     else:
         why = (
@@ -239,7 +240,7 @@ class _Turns:
                 400,
                 "unsupported_item",
                 f"{where} of type {brief(kind)} is not supported; messages, reasoning, and calls and outputs of "
-                "functions are",
+                f"functions are{_CODEX if kind == 'additional_tools' else ''}",
                 where,
             )
 

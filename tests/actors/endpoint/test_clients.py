@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import openai
 import pytest
@@ -12,7 +14,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from squelch.actors.endpoint.fields import CHAT, MESSAGES, RESPONSES, Fields
 from squelch.actors.endpoint.server import Endpoint
-from tests.actors.endpoint.support import CALLING, CONTEXT, SYSTEM, THINKING, TOOL, USER, Policy, playing, run
+from tests.actors.endpoint.support import CALLING, CONTEXT, SYSTEM, THINKING, TOOL, USER, Policy, playing, run, shown
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
 
@@ -254,6 +256,62 @@ def test_what_claude_code_sends_is_taken_and_told_where_it_changes_something() -
     found = run(play("refuse"))
     assert [answer.status_code for answer in found] == [200, 400, 200]
     assert "output_config.format=" in found[1].json()["error"]["message"]
+
+
+def test_a_tool_loop_as_claude_code_sends_it_is_one_segment_and_messages_that_say_nothing_are_not_fed() -> None:
+    """Requests of Claude Code's shape, written by hand: the mark of a cache moves on, and with it a message's form; a
+    message of the system has no content, but the effort of the next turn."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    effort = {"role": "system", "content": [], "output_config": {"effort": "medium"}}
+    common = {
+        "model": "m",
+        "system": [{"type": "text", "text": "A tag."}, {"type": "text", "text": "You work.", **cached}],
+        "tools": [
+            {
+                "name": "add",
+                "description": "Adds.",
+                "input_schema": {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object"},
+            }
+        ],
+        "metadata": {"user_id": "{}"},
+        "max_tokens": 128_000,
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "stream": True,
+    }
+    asked = {"role": "user", "content": [{"type": "text", "text": "Add.", **cached}]}
+
+    async def play():
+        policy = Policy(f"<think>so</think>{CALLING}", "It is 3.")
+        async with playing(policy) as (session, client):
+            first = await client.post("/v1/messages?beta=true", json={**common, "messages": [asked, effort]})
+            events = [line.removeprefix("data: ") for line in first.text.splitlines() if line.startswith("data: ")]
+            begun = [json.loads(one) for one in events if "content_block_start" in one]
+            use = next(one["content_block"] for one in begun if one["content_block"]["type"] == "tool_use")
+            said = [
+                {"type": "thinking", "thinking": "so", "signature": ""},
+                {"type": "text", "text": "I add.", "citations": None},
+                {**use, "input": {"b": 2, "a": 1}},
+            ]
+            result = {"tool_use_id": use["id"], "type": "tool_result", "content": "3", "is_error": False, **cached}
+            follows = [
+                {"role": "user", "content": "Add."},
+                effort,
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": [result]},
+            ]
+            second = await client.post("/v1/messages?beta=true", json={**common, "messages": follows})
+            return first, second, policy, await session.end()
+
+    first, second, policy, recorded = run(play())
+    assert first.status_code == second.status_code == 200 and recorded.causes == ("",) and len(recorded.calls) == 2
+    assert first.headers["x-squelch-adjusted"] == "max_tokens, messages.output_config, output_config.effort"
+    assert "x-squelch-unknown" not in first.headers
+    fed = shown(policy.calls[1].prompt_ids)
+    assert [block.partition("\n")[0] for block in fed.split("<|im_start|>")[1:]] == [
+        "system", "system", "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
 
 
 def test_tokens_are_counted_as_they_are_fed_and_no_call_is_made() -> None:

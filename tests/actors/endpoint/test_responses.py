@@ -250,6 +250,47 @@ def test_what_codex_sends_by_default_is_taken_and_what_changes_nothing_is_not_to
     assert other.headers["x-squelch-unknown"] == "foo"
 
 
+def test_a_tool_loop_as_codex_sends_it_is_one_segment() -> None:
+    """Requests of Codex's shape, written by hand: its own items have ids of its own, ours come back as it got them."""
+    body = {
+        "tools": [
+            {**ADD, "strict": False},
+            {"type": "namespace", "name": "others", "description": "Others.", "tools": [{**ADD, "name": "ask"}]},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a2",
+        "stream": True,
+    }
+
+    def says(role: str, *texts: str) -> dict[str, Any]:
+        content = [{"type": "input_text", "text": text} for text in texts]
+        return {"type": "message", "id": f"msg_01a2-{role}", "role": role, "content": content}
+
+    async def play():
+        async with playing(Policy(f"<think>so</think>{CALLING}", "It is 3.")) as (session, client):
+            items = [says("developer", "Be brief."), says("developer", "<a>", "<b>"), says("user", "Add.")]
+            told = []
+            for number in range(2):
+                more = {"client_metadata": {"turn": str(number)}}
+                response = await client.post("/v1/responses", json={"model": "policy", "input": items, **body, **more})
+                told.append(response.headers.get("x-squelch-adjusted"))
+                last = json.loads(response.text.strip().rpartition("data: ")[2])
+                items += last["response"]["output"]
+                calls = [item for item in items if item["type"] == "function_call"]
+                items += [{**output(call, "3\n"), "id": "fco_01a2"} for call in calls] if not number else []
+            return told, last, await session.end()
+
+    told, last, recorded = run(play())
+    assert last["type"] == "response.completed" and told == ["reasoning.summary"] * 2
+    assert recorded.causes == ("",) and len(recorded.calls) == 2
+    fed = shown(recorded.segments[0].token_ids())
+    assert '"others__ask"' in fed and "<a>\n<b>" in fed and "<tool_response>\n3\n" in fed
+
+
 def test_system_items_anywhere_are_shown_where_they_stand_and_continue_the_segment() -> None:
     policy = Policy("One.", "Two.", "Three.")
 

@@ -117,7 +117,8 @@ OF_RESPONSES = {
         {**WHAT, "tools": [{"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]},
         "tools[0] ('apply_patch') is a custom tool",
     ),
-    "its switch": ({**WHAT, "tools": [{"type": "custom", "name": "p"}]}, "features.apply_patch_freeform=false"),
+    "tools in an item": ({"input": [{"type": "additional_tools", "tools": []}, USER]}, "Codex: -m policy"),
+    "its switch": ({**WHAT, "tools": [{"type": "custom", "name": "p"}]}, "Codex: -m policy"),
     "a tool of theirs": ({**WHAT, "tools": [{"type": "mcp", "server_url": "http://x"}]}, "run by the server"),
     "one name of two": (
         {
