@@ -29,6 +29,7 @@ from research.judging import Report
 from research.kept import short
 from research.tables import FOLDER, read
 from squelch.cluster.runs.ending import EndCause, ending_of, is_complete
+from squelch.cluster.runs.findings import FEWEST
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
 from squelch.kit.findings.catalogue import SEVERITIES, Severity, catalogue
@@ -42,6 +43,8 @@ COMMON = ("recorder.report=false", "recorder.port=0", "loop.keep_checkpoints=1")
 LINES, AT = "lines", "at"
 """The table of a run's lines of metrics, by their number, and its column with their steps: a step may have several."""
 DROPPED = ("step", "time")
+ABORTED = "aborted"
+"""Marks the last line of a run that ended because nothing was learned, which is judged by the steps that it has."""
 WITHOUT_END = (EndCause.NOTHING_COUNTS, EndCause.REFUSED_STEPS)
 """Ends that a planted fault brings about before the planned last step, although the run could go on."""
 MOST_SHARE = 0.01
@@ -81,11 +84,14 @@ def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
 
 
 def lines_of(content: Mapping[str, Any]) -> list[dict[str, float]]:
-    """The lines of metrics of a kept run; what is not known is left out."""
+    """The lines of metrics of a kept run; what is not known is left out. The last may be marked `ABORTED`."""
     table = content["tables"][LINES]
     rows = (dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True))
     found = [{key: value for key, value in row.items() if value is not None} for row in rows]
-    return [{**row, "step": int(row.pop(AT))} for row in found]
+    lines = [{**row, "step": int(row.pop(AT))} for row in found]
+    if content.get("ended") == EndCause.NO_SIGNAL:
+        lines[-1][ABORTED] = 1.0
+    return lines
 
 
 @dataclass
@@ -112,7 +118,9 @@ def followed(lines: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, Findin
     findings = Findings()
     for line in lines:
         step = int(line["step"])
-        findings.step(StepView(step, {key: value for key, value in line.items() if key != "step"}))
+        if ABORTED in line:
+            findings.ends(max(FEWEST, step))
+        findings.step(StepView(step, {key: value for key, value in line.items() if key not in ("step", ABORTED)}))
         yield step, findings
 
 

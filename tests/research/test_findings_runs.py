@@ -122,6 +122,15 @@ def test_a_planted_fault_is_found_in_twenty_steps_or_three_scorings_or_missed(tm
     assert latest(seldom) == 24, "the scorings before training and of steps 12 and 24"
 
 
+def test_a_run_that_ended_because_nothing_was_learned_is_judged_by_the_steps_that_it_has(tmp_path: Path) -> None:
+    lines = course(5, lambda step: {"no_signal_streak": float(step), "reward_variance_mean": 0.0, "groups_varied": 0.0})
+    aborted = {"finished": False, "end_cause": "no_signal", "stopped": "no signal: x"}
+    for summary, began in (({}, False), (aborted, True)):
+        (folder := tmp_path / str(began)).mkdir()
+        content = kept(folder, lines, PLANTED, "verifier", **summary)
+        assert ("reward_constant" in {one.name for one in stood(lines_of(content))}) is began
+
+
 def test_what_was_found_and_where_it_was_silent_is_counted_over_the_runs_that_can_show_it(tmp_path: Path) -> None:
     cut = kept(tmp_path, course(30, lambda step: {"turns_cut/reasoning": 0.97}), PLANTED, "cut")
     late = kept(tmp_path, course(40, lambda step: {"learner/kl": 20.0 if step > 30 else 0.0}), PLANTED, "rate")

@@ -11,6 +11,8 @@ from squelch.kit.findings.level import Level, Levels, of_key, smoothed
 from squelch.kit.findings.measures import ZERO
 
 HALF = WINDOW // 2
+FOLLOWS, FEWEST_PAIRS = 0.9, 10
+"""A reward that pays for the task follows success more closely, over at least so many steps: 0.98 in healthy runs."""
 FORM = ("format", "tag", "xml", "json", "length", "lang", "style", "think")
 """Words in the name of a term that pays for the form and not for the task."""
 
@@ -73,7 +75,7 @@ def _one_term(history: History) -> Level | None:
 
 def _validation(history: History) -> tuple[Level, bool] | None:
     """By how much success is below its best, where the intervals of the two do not overlap, and whether the training
-    reward has risen since."""
+    reward has risen since, or does not follow the success of its own trajectories."""
     success, high = history.now("validation/success"), history.now("validation/success_high")
     if success is None or high is None:
         return None
@@ -83,7 +85,22 @@ def _validation(history: History) -> tuple[Level, bool] | None:
     before = [value for step, value in rewards if step <= at][-5:] or [value for _, value in rewards][:5]
     after = [value for _, value in rewards][-5:]
     rises = bool(before) and statistics.fmean(after) > statistics.fmean(before) + 0.02
-    return Level(best - success if high < low else 0.0, {"best": best, "at": int(at), "now": success}), rises
+    strays = _strays(history)
+    how = "rises" if rises or strays is None else f"does not follow success (correlation over the steps {strays:.2f})"
+    facts = {"best": best, "at": int(at), "now": success, "how": how}
+    return Level(best - success if high < low else 0.0, facts), rises or strays is not None
+
+
+def _strays(history: History) -> float | None:
+    """The correlation of a step's mean reward with its success, over the last steps, if the upper end of its 95%
+    interval (Fisher's z) is below `FOLLOWS`."""
+    success = dict(history.points("success"))
+    pairs = [(success[step], reward) for step, reward in history.points("reward_mean") if step in success]
+    if len(pairs) < FEWEST_PAIRS or any(len(set(one)) == 1 for one in zip(*pairs, strict=True)):
+        return None
+    found = statistics.correlation(*zip(*pairs, strict=True))
+    high = math.tanh(math.atanh(min(found, 1 - 1e-9)) + 1.96 / math.sqrt(len(pairs) - 3))
+    return found if high < FOLLOWS else None
 
 
 def _hacked(history: History) -> Level | None:

@@ -95,6 +95,19 @@ def test_validation_that_falls_is_blamed_on_the_reward_that_rises_and_else_on_th
         assert "0.200, and was 0.340 at step 20" in found[0].says, "before step 40"
 
 
+def test_validation_that_falls_is_blamed_on_a_reward_that_does_not_follow_success() -> None:
+    """The reward of a healthy step pays for success, and rises by little."""
+    for pays, name in ((lambda success: success / 100, "validation_falls"), (lambda success: 0.0, "reward_hacked")):
+        findings = Findings()
+        for step in range(1, 42):
+            success = 0.3 + step * 7 % 10 / 100
+            own = {"success": success, "reward_mean": 0.3 + pays(success) + step * 3 % 10 / 1e5}
+            follow(findings, [step], lambda at, own=own: own | (FALLEN if at == 40 else {}))
+        found = [one for one in findings.open if one.name in ("reward_hacked", "validation_falls")]
+        assert [one.name for one in found] == [name]
+        assert ("does not follow success (correlation over the steps" in found[0].says) is (name == "reward_hacked")
+
+
 def test_what_is_not_known_changes_nothing() -> None:
     findings = Findings()
     follow(findings, range(1, 20), constant(learner__kl=20.0))
