@@ -92,7 +92,7 @@ def _unscored(history: History) -> Level | None:
     if share is None:
         return None
     reasons = {
-        "never close": history.now("first_turn/excluded/unclosed"),
+        "have no end, such as </think>": history.now("first_turn/excluded/unclosed"),
         "are empty": history.now("first_turn/excluded/empty"),
         "are longer than the scorer takes": history.now("first_turn/excluded/too_long"),
         "are of one prompt alone": history.now("first_turn/excluded/one_prompt"),

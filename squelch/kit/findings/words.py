@@ -98,11 +98,14 @@ def with_bounds(value: float, low: float | None, high: float | None) -> str:
 
 
 def trl_settings(finding: Finding, settings: Mapping[str, Any]) -> str:
-    """The remedy as settings of TRL, such as `GRPOConfig(learning_rate=5e-07)`; empty where no setting is one.
-    `settings`: the present ones."""
+    """The remedy as settings of TRL, such as `GRPOConfig(learning_rate=5e-07), now learning_rate=1e-06`; empty where no
+    setting is one. `settings`: the present ones."""
     found = next_settings([finding.entry.trl], settings) if finding.entry.trl else {}
-    given = ", ".join(f"{key}={value!r}" for key, value in found.items())
-    return f"GRPOConfig({given})" if given else ""
+    given, now = (
+        ", ".join(f"{key}={value!r}" for key, value in values.items())
+        for values in (found, {key: settings[key] for key in found if key in settings})
+    )
+    return f"GRPOConfig({given})" + (f", now {now}" if now else "") if given else ""
 
 
 def plain(finding: Finding, command: str = "") -> dict[str, Any]:

@@ -59,7 +59,8 @@ def test_a_level_that_swings_around_its_threshold_is_told_once() -> None:
 
 def test_why_nothing_can_be_scored_is_the_commonest_reason_unless_failures_explain_it() -> None:
     unscored = {"first_turn/mi_seq_est": None, "first_turn/reasoned": None, "first_turn/num_excluded": 64.0}
-    for reason, says in (("unclosed", "64 never close"), ("no_turn", "64 are of trajectories without a turn")):
+    why = {"unclosed": "64 have no end, such as </think>", "no_turn": "64 are of trajectories without a turn"}
+    for reason, says in why.items():
         findings = Findings()
         findings.step(StepView(1, {**unscored, f"first_turn/excluded/{reason}": 64.0}))
         assert [one.says for one in findings.open] == [f"100% of the reasonings cannot be scored: {says}"]

@@ -212,10 +212,9 @@ def test_reasonings_that_are_cut_are_said_once_with_their_remedy_and_logged_by_r
         unclosed = sum(row is not own for row, own in zip(rows, ids, strict=True))
         (line,) = said
         share = unclosed / 21 if scored else 1.0
-        assert (
-            f"step 1: WARNING nothing_scorable: {share:.0%} of the reasonings cannot be scored: {unclosed} ne" in line
-        )
-        assert line.endswith("GRPOConfig(max_completion_length=80)")
+        why = f"{unclosed} have no end, such as </think>"
+        assert f"step 1: WARNING nothing_scorable: {share:.0%} of the reasonings cannot be scored: {why}" in line
+        assert line.endswith("GRPOConfig(max_completion_length=80), now max_completion_length=40")
         assert trainer.values("finding/nothing_scorable/warning") == [1.0] * 2
         assert trainer.values("not_scored") == [1 - scored] * 2
         assert trainer.values("first_turn/excluded/unclosed") == [unclosed] * 2
@@ -235,7 +234,7 @@ def test_what_trl_logs_gives_findings_with_settings_of_trl_and_a_resumed_trainin
     logged(observer, *range(1, 6))
     (line,) = said
     assert line.startswith("step 5: CRITICAL kl_high: The policy is far from its reference (KL 20.00 nats per token). ")
-    assert line.endswith(": GRPOConfig(learning_rate=5e-07)")
+    assert line.endswith(": GRPOConfig(learning_rate=5e-07), now learning_rate=1e-06")
     (tmp_path / "checkpoint-5").mkdir()
     observer.on_save(settings(tmp_path), SimpleNamespace(**STATE | {"global_step": 5}), None)
     resumed = begun(Observer(export=False), model.train(), tokenizer, tmp_path, step=5)
