@@ -39,6 +39,9 @@ class Way:
     """Whether the run ends where this way is set by name and cannot be taken."""
     automatic: bool = True
     """Whether `auto` may choose it."""
+    bytes_per_s: float = 5e8
+    """What `squelch plan` counts with: that of the object store, measured on an H100, into which a broadcast puts the
+    version first, too."""
 
     def unfit(self, config: Any) -> str:
         """The settings of a run's configuration that rule the way out, as `key=value`; empty if it is possible."""
@@ -53,6 +56,7 @@ _ROWS = (
         "in memory on the learner's host, elsewhere through Ray's object store",
         "needs the learner's user, host and container",
         copy="squelch.learner.published_copy:HostCopy",
+        bytes_per_s=1e9,  # new pages of host memory fill at 1.2e9 to 1.7e9, and readers copy them
     ),
     Way(
         "ipc",
@@ -66,6 +70,7 @@ _ROWS = (
         otherwise="shared_memory",
         on_gpu=True,
         exact=True,
+        bytes_per_s=5e10,  # a copy on one GPU: assumed
     ),
     Way(
         "nccl",

@@ -225,6 +225,8 @@ def _meant_by(key: str, value: Any) -> Any:
         value = OBJECTS.get(value, value)
     if key in ("type", "choices", "default") and isinstance(value, str) and value.startswith("squelch."):
         value = resolve_name(value)
+    if key == "default" and isinstance(value, list):
+        return list(value)  # each parser has its own: a command may change it
     return tuple(value) if key in ("choices", "metavar") and not isinstance(value, str) else value
 
 

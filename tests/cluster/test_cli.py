@@ -23,6 +23,11 @@ def test_overrides_may_stand_before_or_behind_flags():
     assert options.resume and options.overrides == ["loop.steps=2", "filter.rho=0.5"]
 
 
+def test_what_a_command_does_with_its_words_is_not_there_for_the_next():
+    parse(["train", "frozenlake"]).overrides.append("loop.steps=2")
+    assert parse(["train", "frozenlake"]).overrides == []
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

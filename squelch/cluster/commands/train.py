@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
         from squelch.cluster.fleet.job_files import sent_overrides
 
         require_versions(options.submitted_by)
-        options.overrides += sent_overrides()
+        options.overrides = [*options.overrides, *sent_overrides()]
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)

@@ -15,7 +15,7 @@ from squelch.cluster.cli import main
 from squelch.cluster.commands.plan_memory import needs_of
 from squelch.cluster.config import dump, load
 from squelch.cluster.fleet.demand import needed
-from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, PUBLISHED, counted, device_of
+from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, counted, device_of
 from squelch.learner import memory as learner_memory
 from squelch.learner.model_shapes import published
 
@@ -315,14 +315,14 @@ def test_adapters_on_the_host_fit_one_gpu_of_24_gib() -> None:
 
 
 def test_new_weights_take_the_time_of_their_way() -> None:
-    assert set(PUBLISHED) == set(WAYS)
     shares = ["learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.5", "scorer.enabled=false"]
     ways = {"nccl": [], "shared_memory": ["rollout.num_gpus=0.7"], "ipc": shares}
     for way, settings in ways.items():
         config = load("qwen2.5-7b", settings)
         found = counted(SIZE, config, DEVICES[80]).publish
-        assert config.way.name == way and found == pytest.approx(SIZE.parameters * 2 / PUBLISHED[way])
-    assert PUBLISHED["object_store"] < PUBLISHED["shared_memory"] < PUBLISHED["ipc"]
+        assert config.way.name == way and found == pytest.approx(SIZE.parameters * 2 / WAYS[way].bytes_per_s)
+    rates = [WAYS[way].bytes_per_s for way in ("object_store", "shared_memory", "ipc")]
+    assert rates == sorted(set(rates))
 
 
 def test_a_shape_from_a_config_json_is_planned_without_the_model(tmp_path: Path, capsys) -> None:

@@ -7,7 +7,7 @@ values of its own sequence:
     parallel  reads of keys and values, and products, for all tokens; the prompts' products, once a group, or once a
               trajectory in episodes of several turns, because later observations are each trajectory's own
     train     three forward passes' products of all tokens (four with activation checkpointing), divided by the ranks
-    publish   the weights' bytes at the rate of the way that the recipe takes (`PUBLISHED`)
+    publish   the weights' bytes at the rate of the way that the recipe takes (`WAYS`)
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
 those of a data sheet times a share. What an environment takes for its steps is not counted, nor the time to
@@ -29,10 +29,6 @@ PRODUCTS, READING, DECODING_S = 0.2, 0.6, 5e-3
 """The shares of the data sheet that products and memory reach, and seconds of a decoding step beside its reading.
 Measured on an H100 (docs/research/results.md): products by the learner on Qwen2.5-0.5B, 0.18 to 0.23, and decoding on
 SmolLM2-135M with CUDA graphs. Assumed: reading."""
-PUBLISHED = {"object_store": 5e8, "nccl": 5e8, "gloo": 5e8, "shared_memory": 1e9, "ipc": 5e10}
-"""Bytes a second of a weight sync, by the way. Measured: `object_store` on an H100; new pages of host memory fill at
-1.2e9 to 1.7e9, which bounds `shared_memory`, whose readers then copy them. A broadcast puts the version into the object
-store first, which takes nearly all of its time. Assumed: `ipc`, a copy on one GPU."""
 
 
 def device_of(gib: float) -> Gpu:
@@ -64,7 +60,7 @@ def counted(size: ModelSize, config: RunConfig, device: Gpu) -> StepModel:
         serial=sampled * (size.parameters * width / split / bandwidth + DECODING_S),
         parallel=(trajectories * sampled * token + fed * operations / decoding) / split,
         train=_passes(learner) * (trajectories * sampled + fed) * operations / training / learner.ranks,
-        publish=size.parameters * width / PUBLISHED[config.way.name],
+        publish=size.parameters * width / config.way.bytes_per_s,
         other=0.0,
         split="counted",
     )
