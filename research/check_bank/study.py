@@ -3,8 +3,8 @@
     python -m research.check_bank --run [--only CELL...] [--dir FOLDER]    # runs what is not done, and checks it
     python -m research.check_bank [--json]                                 # judges research/results/check_bank.csv
 
-A tiny policy (`policy.py`) is trained for ten steps on CPU by TRL's `GRPOTrainer` (`trainer.py`), with and without a
-tool, whole and with a LoRA adapter. What a run leaves is checked as TRL and the guide's `keep_ids` write it, and in the
+A tiny policy (`policy.py`) is trained for ten steps on CPU by TRL's `GRPOTrainer` (`trainer_worker.py`), with and
+without a tool, whole and with a LoRA adapter. What a run leaves is checked as TRL and the guide's `keep_ids` write it, and in the
 forms of eight other trainers (`forms.py`). Runs and the checks of a run are kept in FOLDER, and are not made again.
 
 | actor | waits for | on time-out |
@@ -36,7 +36,7 @@ from squelch.kit.process.terminal import say
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OLD = REPOSITORY / ".cache" / "trl-0.29.0"
-"""Where TRL 0.29.0 is, for `complaint.py`: pip install --no-deps --target .cache/trl-0.29.0 trl==0.29.0"""
+"""Where TRL 0.29.0 is, for `complaint_worker.py`: pip install --no-deps --target .cache/trl-0.29.0 trl==0.29.0"""
 WITHOUT_VLLM = """import runpy, sys
 sys.modules['vllm'] = None
 del sys.argv[0]
@@ -57,8 +57,8 @@ def run(root: Path, names: Sequence[str]) -> None:
     """Runs the cells and checks them; those that are done are only checked."""
     root.mkdir(parents=True, exist_ok=True)
     waiting = [CELLS[name] for name in names if not (root / name / "done").exists()]
-    in_trl(root, "trainer", [cell.name for cell in waiting if not cell.old])
-    in_trl(root, "complaint", [cell.name for cell in waiting if cell.old])
+    in_trl(root, "trainer_worker", [cell.name for cell in waiting if not cell.old])
+    in_trl(root, "complaint_worker", [cell.name for cell in waiting if cell.old])
     kept = {(row["cell"], row["form"]): row for row in rows()}
     for name in names:
         found = list(checked(root, CELLS[name]))
@@ -72,7 +72,7 @@ def in_trl(root: Path, module: str, names: Sequence[str]) -> None:
     load."""
     if not names:
         return
-    search = [str(REPOSITORY), *([str(OLD)] if module == "complaint" else []), str(trl_side.SITE)]
+    search = [str(REPOSITORY), *([str(OLD)] if module == "complaint_worker" else []), str(trl_side.SITE)]
     own = {"PYTHONPATH": os.pathsep.join(search), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with (root / f"{module}.log").open("w") as log:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""TRL's drift of tokens: python -m research.check_bank.complaint FOLDER, on the packages of TRL 0.29.0.
+"""TRL's drift of tokens: python -m research.check_bank.complaint_worker FOLDER, on the packages of TRL 0.29.0.
 
 That release decodes what the policy says before it calls a tool, and encodes it again for the next turn and for the
 loss. Its trainer runs here as it is; of each call of the model the ids are written (`turns/`), and by the guide's
@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from research.check_bank import policy
 from research.check_bank.plan import CELLS
-from research.check_bank.trainer import double, keeper, right, settings, write_turns
+from research.check_bank.trainer_worker import double, keeper, right, settings, write_turns
 
 
 class Parsing(PreTrainedTokenizerFast):

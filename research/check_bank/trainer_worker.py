@@ -1,4 +1,4 @@
-"""TRL's side of the bank: python -m research.check_bank.trainer FOLDER CELL..., on TRL's packages.
+"""TRL's side of the bank: python -m research.check_bank.trainer_worker FOLDER CELL..., on TRL's packages.
 
 Each cell is one short training by TRL's `GRPOTrainer` in a folder of its own, which ends up with
 
