@@ -45,7 +45,6 @@ OF_THE_SYSTEM = {
     "sweep": ("frozenlake", "--seeds", "0"),
     "plan": ("frozenlake",),
     "config": ("frozenlake",),
-    "import": ("rl.toml",),
     "export": (RUN, OUT),
 }
 OF_THE_KIT = {
@@ -54,6 +53,7 @@ OF_THE_KIT = {
     "status": ((RUN,), "finished, step 2/2"),
     "check": ((SAMPLES,), "finding"),
     "trace": ((RUN,), "perfetto"),
+    "import": (("rl.toml", "loop.prompts=4", "sampling.group_size=4", "environment.options.data=x.jsonl"), "written: "),
     "dashboards": (("export", "boards"), "reasoning.json"),
 }
 """Commands that need no other package, and words that they then print; some are of the system."""
@@ -154,13 +154,14 @@ def kit(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, a trainer's samples and a score matrix."""
+    """A folder with a run, a trainer's samples, a score matrix and a trainer's configuration."""
     folder = tmp_path_factory.mktemp("files")
     lay(folder)
     (folder / OUT).mkdir()
     rows = [
         {"prompt": f"p{n}", "completion": f"c{i} </think> a", "reward": n * i % 3} for n in range(3) for i in (0, 1)
     ]
+    (folder / "rl.toml").write_text("max_steps = 10\n")
     (folder / SAMPLES).write_text("\n".join(map(json.dumps, rows)))
     np.savez(folder / "m.npz", log_likelihood=np.array([[[-1.0, -3.0]], [[-3.0, -1.0]]]), lengths=np.ones((2, 1)))
     return folder

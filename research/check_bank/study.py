@@ -4,8 +4,9 @@
     python -m research.check_bank [--json]                                 # judges research/results/check_bank.csv
 
 A tiny policy (`policy.py`) is trained for ten steps on CPU by TRL's `GRPOTrainer` (`trainer_worker.py`), with and
-without a tool, whole and with a LoRA adapter. What a run leaves is checked as TRL and the guide's `keep_ids` write it, and in the
-forms of eight other trainers (`forms.py`). Runs and the checks of a run are kept in FOLDER, and are not made again.
+without a tool, whole and with a LoRA adapter. What a run leaves is checked as TRL and the guide's `keep_ids` write it,
+and in the forms of eight other trainers (`forms.py`). Runs and the checks of a run are kept in FOLDER, and are not made
+again.
 
 | actor | waits for | on time-out |
 |---|---|---|
