@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -93,6 +94,7 @@ async def served(trajectories: int, rounds: int) -> dict[str, Any]:
         policy = Policy(codec)
         endpoint = Endpoint(codec, EndpointConfig(), 32_768)
         await endpoint.start()
+        gc.freeze()  # as an environment actor does once it is ready
         waiting = [endpoint.open(policy, derive_seed, len(ANSWER) * 2, CALLS) for _ in range(trajectories * rounds)]
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.endpoint", "--client", str(trajectories), stdin=-1, stdout=-1
