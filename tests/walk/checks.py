@@ -59,13 +59,15 @@ def _is_part(found: list[str], wanted: list[str]) -> bool:
     return found[:1] == wanted[:1] and 2 * len(found) > len(wanted) and all(part in rest for part in found)
 
 
-def run_faults(folder: Path) -> list[str]:
-    """Of a run that a command made: a group that counted, a whole checkpoint, a report with figures, no warning."""
+def run_faults(folder: Path, named: Iterable[str] = ()) -> list[str]:
+    """Of a run that a command made: a group that counted, a whole checkpoint, a report with figures, and no warning but
+    one with words that the page's mark names."""
     run = RunFolder(folder)
     summary = run.summary()
     if summary is None:
         return [f"{folder.name} has no summary"]
-    found = [f"{folder.name} warns: {text}" for text in summary.get("warnings", ())]
+    told = [text for text in summary.get("warnings", ()) if not any(words in text for words in named)]
+    found = [f"{folder.name} warns: {text}" for text in told]
     index = run.index().to_pylist() if run.metrics() else []
     found += group_faults(index)
     if any(key.endswith("options.reward") and value for key, value in run.settings().items()):

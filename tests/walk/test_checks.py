@@ -1,6 +1,10 @@
 """Each check fails for what it is there for."""
 
-from tests.walk.checks import group_faults, kinds, order_faults, output_faults, report_faults, reward_faults
+import json
+import shutil
+from pathlib import Path
+
+from tests.walk.checks import group_faults, kinds, order_faults, output_faults, report_faults, reward_faults, run_faults
 
 
 def test_a_traceback_and_a_missing_report_are_faults() -> None:
@@ -55,3 +59,12 @@ def test_rewards_that_are_all_the_same_are_a_fault() -> None:
 
 def test_a_report_that_is_not_there_is_a_fault(tmp_path) -> None:
     assert report_faults(tmp_path / "report.html") == ["report.html does not exist"]
+
+
+def test_a_warning_in_a_runs_summary_is_a_fault_unless_the_page_names_it(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parents[1] / "earlier" / "run", tmp_path / "run"))
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "warnings": ["kl_high, since step 5: far"]}))
+    told = [fault for fault in run_faults(folder) if "kl_high" in fault]
+    assert told == ["run warns: kl_high, since step 5: far"]
+    assert run_faults(folder, ["kl_high"]) == [fault for fault in run_faults(folder) if fault not in told]

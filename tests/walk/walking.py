@@ -135,7 +135,7 @@ class Walk:
             case "commands":
                 self._commands(block)
         for folder in self._new_runs():
-            self._faults(block.line, checks.run_faults(folder))
+            self._faults(block.line, checks.run_faults(folder, block.warns))
             self.ground.keep(folder)
 
     def _python_block(self, block: Block) -> None:
