@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.kit.base.disk import write_whole
+from squelch.kit.base.dotted import nested
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import say
 
@@ -17,7 +18,6 @@ def run(options: argparse.Namespace) -> int:
     from squelch.cluster.config import validated
     from squelch.kit.importing.recipe import imported
     from squelch.kit.importing.sources import read
-    from squelch.kit.importing.values import nested
 
     made = imported(read(options.config), _given(options.overrides))
     out = options.out or Path(f"{made.settings['name']}.yaml")

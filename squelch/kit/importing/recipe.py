@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from squelch.kit.base.dotted import nested
 from squelch.kit.base.errors import UserError
 from squelch.kit.importing.rewards import WRAPPED, wrapper
 from squelch.kit.importing.sources import Source
 from squelch.kit.importing.tables import ALWAYS, RELEASES, Row, rows, rows_of
-from squelch.kit.importing.values import Lost, Nothing, Unknown, converted, nested
+from squelch.kit.importing.values import Lost, Nothing, Unknown, converted
 from squelch.kit.untrusted.files import brief
 from squelch.kit.untrusted.text import written_yaml
 
@@ -49,7 +50,8 @@ class Imported:
 
     source: Source
     settings: dict[str, Any] = field(default_factory=dict)
-    taken: list[Taken] = field(default_factory=list)
+    taken: dict[str, Taken] = field(default_factory=dict)
+    """By setting; the last key that decides it."""
     lost: list[tuple[str, Any, str]] = field(default_factory=list)
     """(key, value, why) of what has no counterpart here."""
     unknown: list[tuple[str, str]] = field(default_factory=list)
@@ -58,11 +60,16 @@ class Imported:
     """Keys that concern the trainer's own processes, or have the value that nothing has to express."""
     reward: str = ""
 
+    def take(self, one: Taken) -> None:
+        """Sets a setting to what a key gives."""
+        self.settings[one.setting] = one.value
+        self.taken.pop(one.setting, None)  # it stands where its last key does
+        self.taken[one.setting] = one
+
     def require(self) -> None:
         """UserError unless everything is known without which there is no recipe."""
         if lacking := [key for key in NEEDED if self.settings.get(key) is None]:
-            why = {key: text for key, text in self.unknown}
-            known = [f"{NEEDED[key]} ({key}{_because(self, key, why)})" for key in lacking]
+            known = [f"{NEEDED[key]} ({key}{_because(self, key, dict(self.unknown))})" for key in lacking]
             raise UserError(
                 f"{self.source.where}: no recipe, because these are unknown: {', '.join(known)}. Give each after the "
                 f"file, e.g. {lacking[0]}=VALUE"
@@ -80,10 +87,10 @@ class Imported:
         source = self.source
         release = f"{source.trainer} {RELEASES[source.trainer]}"
         lines = [f"{release}: {len(source.values)} keys of {source.where}", "taken over"]
-        for one in self.taken:
+        for one in self.taken.values():
             came = f"{one.key}={brief(one.given)}{' (its default)' * one.default}" if one.key != ALWAYS else "always"
             lines.append(f"  {one.setting}={brief(one.value)}  <-  {came}")
-        if meanings := [f"  {one.setting}: {one.note}" for one in self.taken if one.note]:
+        if meanings := [f"  {one.setting}: {one.note}" for one in self.taken.values() if one.note]:
             lines += ["differences of meaning", *dict.fromkeys(meanings)]
         if self.lost:
             lines += ["no counterpart here", *(f"  {key}={brief(value)}: {why}" for key, value, why in self.lost)]
@@ -103,9 +110,7 @@ def imported(source: Source, given: Mapping[str, Any] | None = None) -> Imported
         _rest(made, key, value)
     _finish(made, special)
     for setting, value in (given or {}).items():
-        made.settings[setting] = value
-        made.taken = [one for one in made.taken if one.setting != setting]
-        made.taken.append(Taken("as given", value, setting, value, "", False))
+        made.take(Taken("as given", value, setting, value, "", False))
     return made
 
 
@@ -115,11 +120,7 @@ def _look(source: Source, key: str) -> tuple[Any, bool]:
     for name in (key, *(named.names if named else ())):
         if name in source.values:
             return source.values[name], False
-    if named is None or not named.default:
-        return None, True
-    if source.complete:
-        return None, True
-    return named.default_value, True
+    return (None if named is None or source.complete else named.default_value), True
 
 
 def _take(made: Imported, row: Row, special: dict[str, Any]) -> None:
@@ -136,9 +137,7 @@ def _take(made: Imported, row: Row, special: dict[str, Any]) -> None:
     elif isinstance(found, Lost):
         made.lost.append((row.key, value, " ".join(filter(None, (f"{found.why.capitalize()}.", row.note)))))
     elif row.setting:
-        made.settings[row.setting] = found
-        made.taken = [one for one in made.taken if one.setting != row.setting]
-        made.taken.append(Taken(row.key, value, row.setting, found, row.note, default))
+        made.take(Taken(row.key, value, row.setting, found, row.note, default))
     else:
         special[row.here] = found
 
@@ -194,10 +193,8 @@ def _place(made: Imported, gpus: Any) -> None:
         settings["rollout.count"] = left if size == 1 else max(1, (left - 1) // size)
     elif gpus != 1 and "learner.ranks" not in settings:
         return
-    alone = gpus == 1
-    settings["learner.num_gpus"] = 0.5 if alone else 1
-    settings["rollout.num_gpus"] = 0.3 if alone else 0.7 if size == 1 else size
-    settings["scorer.num_gpus"] = 0.2 if alone else 0.3 if size == 1 else 1
+    shares = (0.5, 0.3, 0.2) if gpus == 1 else (1, 0.7, 0.3) if size == 1 else (1, size, 1)
+    settings |= zip(("learner.num_gpus", "rollout.num_gpus", "scorer.num_gpus"), shares, strict=True)
     settings["scorer.dtype"] = "bfloat16" if settings.get("learner.dtype") == "bfloat16" else "float32"
     settings.setdefault("rollout.enforce_eager", False)
     made.unknown.append(

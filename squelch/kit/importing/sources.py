@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from squelch.kit.base.dotted import flattened
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.importing.tables import rows, scalar
-from squelch.kit.importing.values import Unknown, flattened
+from squelch.kit.importing.values import Unknown
 from squelch.kit.untrusted.files import is_folder, read_bytes, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, parse_yaml
 

@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import add, mul
 from typing import Any
 
@@ -56,6 +57,8 @@ def converted(row: Row, value: Any, look: Look) -> Any:
         word, _, rest = clause.partition(" ")
         if word not in CONDITIONS and isinstance(value, Unknown):
             return value
+        if word not in OF_NONE and value is None:
+            return NOTHING
         value = CLAUSES[word](value, rest, look)
         if isinstance(value, Nothing | Lost) or (isinstance(value, Unknown) and word in CONDITIONS):
             return value
@@ -78,16 +81,10 @@ def _holds(conditions: str, look: Look) -> list[bool | Unknown]:
     return [value if isinstance(value, Unknown) else same(value, text) for value, text in found]
 
 
-def _when(value: Any, conditions: str, look: Look) -> Any:
+def _if(wanted: bool, value: Any, conditions: str, look: Look) -> Any:
     held = _holds(conditions, look)
     unknown = next((one for one in held if isinstance(one, Unknown)), None)
-    return NOTHING if False in held else unknown or value
-
-
-def _unless(value: Any, conditions: str, look: Look) -> Any:
-    held = _holds(conditions, look)
-    unknown = next((one for one in held if isinstance(one, Unknown)), None)
-    return NOTHING if True in held else unknown or value
+    return NOTHING if (not wanted) in held else unknown or value
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -136,31 +133,27 @@ def _quotient(above: float, below: float) -> int | Unknown:
 
 
 def _divide(value: Any, keys: str, look: Look) -> Any:
-    return NOTHING if value is None else _joined(_number(value), _product(keys, look), _quotient)
+    return _joined(_number(value), _product(keys, look), _quotient)
 
 
 def _of(value: Any, keys: str, look: Look) -> Any:
-    return NOTHING if value is None else _joined(_product(keys, look), _number(value), _quotient)
+    return _joined(_product(keys, look), _number(value), _quotient)
 
 
 def _times(value: Any, keys: str, look: Look) -> Any:
-    return NOTHING if value is None else _joined(_number(value), _product(keys, look), mul)
+    return _joined(_number(value), _product(keys, look), mul)
 
 
 def _plus(value: Any, key: str, look: Look) -> Any:
-    return NOTHING if value is None else _joined(_number(value), _number(look(key)), add)
+    return _joined(_number(value), _number(look(key)), add)
 
 
 def _positive(value: Any, _: str, look: Look) -> Any:
-    if value is None:
-        return NOTHING
     number = _number(value)
     return number if isinstance(number, Unknown) or number > 0 else NOTHING
 
 
 def _item(value: Any, place: str, look: Look) -> Any:
-    if value is None:
-        return NOTHING
     return value[int(place)] if isinstance(value, list | tuple) and int(place) < len(value) else Unknown(f"{value!r}")
 
 
@@ -190,9 +183,11 @@ def _name(value: Any, _: str, look: Look) -> Any:
 
 CONDITIONS = ("when", "unless", "unknown")
 """Clauses that ask other keys, so that the value may be unknown."""
+OF_NONE = (*CONDITIONS, "map", "swap", "pair")
+"""Clauses that make something of no value, too; of the others nothing comes."""
 CLAUSES: Mapping[str, Callable[[Any, str, Look], Any]] = {
-    "when": _when,
-    "unless": _unless,
+    "when": partial(_if, True),
+    "unless": partial(_if, False),
     "unknown": lambda value, why, look: Unknown(why),
     "map": _map,
     "swap": _swap,
@@ -208,29 +203,6 @@ CLAUSES: Mapping[str, Callable[[Any, str, Look], Any]] = {
     "item": _item,
     "list": _list,
     "pick": _pick,
-    "give": lambda value, text, look: NOTHING if value is None else scalar(text),
+    "give": lambda value, text, look: scalar(text),
     "name": _name,
 }
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested mappings by dotted key; an empty mapping is a value."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of settings by dotted key."""
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from squelch.kit.base.dotted import nested
+
 PAPER = {  # appendix B.2 and, for the KL term, the authors' scripts; the same for the paper's four algorithms
     "objective.ratio": "token",
     "objective.clip_low": 0.2,
@@ -99,18 +101,6 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
 }
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of nested mappings that the dotted keys describe."""
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_what_verls_own_code_writes_becomes_a_recipe(written: Path, tmp_path: Pa
         "learner.ranks": 4,
     }
     assert {key: made.settings[key] for key in wanted} == wanted
-    assert not any(one.default for one in made.taken), "a resolved configuration has every value"
+    assert not any(one.default for one in made.taken.values()), "a resolved configuration has every value"
     assert [why for _, why in made.unknown if "no key of" in why] == []
 
 

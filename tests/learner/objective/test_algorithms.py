@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from squelch.cluster.config import RunConfig, load
+from squelch.kit.base.dotted import nested
 from squelch.kit.base.errors import UserError
 from squelch.kit.filter.selection import select
 from squelch.kit.records.records import Trajectory, Turn
 from squelch.learner.batching import Row, to_rows
 from squelch.learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
-from squelch.learner.objective.algorithms import ALGORITHMS, differences, nested
+from squelch.learner.objective.algorithms import ALGORITHMS, differences
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.credit import assign
 from squelch.learner.objective.losses import TokenBatch, policy_loss, sequences_of, token_weights

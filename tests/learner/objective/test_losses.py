@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from squelch.kit.base.dotted import nested
 from squelch.learner.config import KLConfig, ObjectiveConfig
-from squelch.learner.objective.algorithms import nested
 from squelch.learner.objective.components import (
     ADVANTAGES,
     AGGREGATIONS,
