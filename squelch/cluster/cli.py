@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
@@ -187,7 +186,7 @@ def build_parser(command: str | None = None) -> Parser:
         of_command = commands.add_parser(name, help=words["help"])
         if name == command:
             loaded = importlib.import_module(f"squelch.{words['module']}")
-            getattr(loaded, "add_arguments", partial(_describe, words=words))(of_command)
+            _describe(of_command, words)
             of_command.set_defaults(run=loaded.run, flags=_flags(of_command), default=of_command.get_default)
     return parser
 

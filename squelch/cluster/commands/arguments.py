@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +14,6 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 """The folder of runs unless `runs_dir` is set; a run in it may be given by its name."""
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional arguments RECIPE and key=value ..."""
-    text = "dotted overrides, e.g. filter.rho=0.5; preset=paper or preset=published lays their settings over the recipe"
-    parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
 
 
 def named(place: str) -> str:

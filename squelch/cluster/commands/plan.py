@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.arguments import add_recipe, run_folder, run_path
+from squelch.cluster.commands.arguments import run_folder
 from squelch.cluster.commands.plan_memory import (
     DEVICES_GIB,
     Need,
@@ -29,7 +29,6 @@ from squelch.cluster.commands.plan_memory import (
 from squelch.cluster.commands.plan_split import Split, split_lines, splits_of
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.kit.base.errors import UserError, as_user_error
-from squelch.kit.commands.arguments import positive
 from squelch.kit.process.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 ON_GPUS = ("learner.num_gpus=1", "rollout.num_gpus=1", "scorer.num_gpus=1")
 """The settings that `--device-gib` assumes if no actor of a recipe runs on a GPU."""
 GPU_GIB = 80.0
-"""Memory of each GPU that `--gpus` counts, GiB, unless `--device-gib` says another."""
+"""Memory of a GPU whose time is counted, GiB, unless `--device-gib` says another."""
 
 
 @dataclass(frozen=True)
@@ -64,46 +63,6 @@ class Timing:
     staleness: int
     enough: int
     rows: list[StepRow]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.description = (
-        "Prints the memory that each actor of a recipe needs, how long a step takes with 1, 2, 4, ... rollout workers, "
-        "how many of them the learner needs, and what to set. Memory is estimated from the model's shapes. Step times "
-        "come from runs of the recipe (--run), or are counted for a usual GPU with the given memory. With --gpus it "
-        "first proposes how to split these among the actors, and plans the rest so."
-    )
-    add_recipe(parser)
-    parser.add_argument(
-        "--run",
-        metavar="RUN",
-        type=run_path,
-        action="append",
-        default=[],
-        dest="runs",
-        help="take the times from this run, at loop.max_staleness=0; runs with other numbers of workers "
-        "make the prediction better",
-    )
-    parser.add_argument(
-        "--device-gib",
-        type=positive(float),
-        metavar="N",
-        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141); plans recipes on CPUs for GPUs too",
-    )
-    parser.add_argument(
-        "--gpus",
-        type=positive(int),
-        metavar="N",
-        help="propose how to split N GPUs, of --device-gib each (default: 80), among the actors",
-    )
-    parser.add_argument(
-        "--shape",
-        metavar="FILE",
-        type=Path,
-        help="take the model's shape from this config.json, of the model itself; no weights are needed",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -218,7 +177,7 @@ def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
 def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[StepModel, str]:
     from squelch.cluster.runs.timing.counted_step import PRODUCTS, READING, counted, device_of
 
-    kind = device_of(device or 80.0)
+    kind = device_of(device or GPU_GIB)
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
         f"{kind.name} for each actor, every turn at its limit, every group kept, no time in environments; "
