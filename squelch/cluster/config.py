@@ -185,6 +185,12 @@ class RunConfig(Settings):
         return {key: value for key, value in tree.items() if key != "environment"}
 
     def _faults(self) -> Iterator[str]:
+        yield from self._faults_of_environments()
+        yield from self._faults_of_the_model()
+        yield from self._faults_of_filter_and_probe()
+        yield from self._faults_of_sizes()
+
+    def _faults_of_environments(self) -> Iterator[str]:
         labels = [entry.label for entry in self.mixture.entries]
         for place, label in enumerate(labels):
             if (first := labels.index(label)) < place:
@@ -196,6 +202,8 @@ class RunConfig(Settings):
             self.mixture.labelled(self.scored.label)
         except ValueError as error:
             yield f"scorer.environment={self.scorer.environment}: {error}"
+
+    def _faults_of_the_model(self) -> Iterator[str]:
         if self.model.warmup is not None and self.model.path == "tiny":
             yield (
                 "model.warmup is for pretrained models, and model.path=tiny has a warm-up of its own; "
@@ -212,6 +220,8 @@ class RunConfig(Settings):
                 "model.reasoning=completion tells no reasoning from an answer, and the fixed probe measures reasoning; "
                 "set scorer.probe.every=0"
             )
+
+    def _faults_of_filter_and_probe(self) -> Iterator[str]:
         needed, size = STATISTICS[self.filter.statistic].needs, self.sampling.group_size
         if self.filter.rule != "none" and size < needed:
             yield (
@@ -230,18 +240,19 @@ class RunConfig(Settings):
                 f"scorer.probe.tasks={probe.tasks}, but there are validation.tasks={self.validation.tasks}; lower the "
                 "former or raise the latter"
             )
+
+    def _faults_of_sizes(self) -> Iterator[str]:
         if unfit := self.way.unfit(self):
             yield (
                 f"rollout.weight_transfer={self.way.name} {self.way.terms}, and {unfit}; {self.way.mend}set "
                 "rollout.weight_transfer=auto"
             )
-        budget, longest = self.learner.token_budget, self.rollout.max_model_len
-        if budget != "auto" and budget < longest:
+        budget, limit = self.learner.token_budget, self.rollout.max_model_len
+        if budget != "auto" and budget < limit:
             yield (
-                f"learner.token_budget={budget} is below rollout.max_model_len={longest}, so a trajectory may not fit "
+                f"learner.token_budget={budget} is below rollout.max_model_len={limit}, so a trajectory may not fit "
                 "into a micro-batch; raise the former or lower the latter"
             )
-        limit = self.rollout.max_model_len
         for entry in self.mixture.entries:
             turn, turns = entry.tokens_key, f"{entry.key}.format.max_turns"
             sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
