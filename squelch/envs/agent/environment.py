@@ -12,13 +12,13 @@ what `failure_reward` gives that ending (`ending.py`). Its calls are trained on 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
@@ -106,20 +106,16 @@ class AgentOptions(Settings):
             raise ValueError("write all exit codes alike, as 7 or as '7'")
         return {str(name): reward for name, reward in given.items()}
 
-    @model_validator(mode="after")
-    def _one_program(self) -> AgentOptions:
+    def _faults(self) -> Iterator[str]:
         if bool(self.command) == bool(self.call):
-            raise ValueError("set either command or call")
+            yield "set either command or call"
         if self.python and not self.call:
-            raise ValueError("python is the interpreter of call; a command names its own")
+            yield "python is the interpreter of call; a command names its own"
         if self.keep_home and self.call:
-            raise ValueError("keep_home is of command; the process of call has your home")
+            yield "keep_home is of command; the process of call has your home"
         check_names(self.failure_reward, bool(self.command))
         if self.reward is not None and self.data is None:
-            raise ValueError(
-                "reward needs data, whose columns the reward functions get; or let the agent report rewards"
-            )
-        return self
+            yield "reward needs data, whose columns the reward functions get; or let the agent report rewards"
 
 
 class Agent(Environment, AgentDriven, GroupRewarded):

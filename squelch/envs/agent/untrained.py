@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from squelch.envs.contract import AgentCall
 from squelch.kit.base.settings import Settings
@@ -20,11 +21,9 @@ class CallRule(Settings):
     no_tools: bool = False
     """The request offers the policy no tool."""
 
-    @model_validator(mode="after")
-    def _some_condition(self) -> CallRule:
+    def _faults(self) -> Iterator[str]:
         if not (self.model or self.headers or self.no_tools):
-            raise ValueError("a rule needs a condition: model, headers or no_tools; else nothing would be trained on")
-        return self
+            yield "a rule needs a condition: model, headers or no_tools; else nothing would be trained on"
 
     def holds(self, call: AgentCall) -> bool:
         """Whether the rule is about this call."""

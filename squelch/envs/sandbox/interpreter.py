@@ -22,6 +22,7 @@ from typing import Any
 
 from squelch.envs.sandbox.own_time import OwnTime
 from squelch.envs.sandbox.starters import END_S, Starter, readable
+from squelch.kit.base import frames
 
 NO_VALUE = 0xFFFFFFFF
 CREDENTIALS = struct.Struct("3i")
@@ -137,7 +138,7 @@ class Interpreter:
         data = marshal.dumps(message)
         self._ours.settimeout(END_S)  # enough: the harness only reads meanwhile
         try:
-            self._ours.sendall(len(data).to_bytes(4, "big") + data)
+            frames.send(self._ours, data)
         except OSError as error:
             raise Lost(f"it takes no test: {error}") from error
 

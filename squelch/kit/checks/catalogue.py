@@ -22,7 +22,7 @@ from typing import Any
 
 from squelch.kit.readers.format import Format
 from squelch.kit.readers.formats import FORMATS
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 PATH = Path(__file__).with_suffix(".yaml")
 PAGE = "docs/reference/checks.md"
@@ -63,7 +63,7 @@ def words_of(one: Format) -> set[str]:
         "always": True,
         "groups": bool(traits.groups),
         "one prompt": traits.one_prompt or "tasks" in traits.holds,
-        "checkpoints": (one.weights or traits.checkpoints) is not None,
+        "checkpoints": one.checkpoints_rule is not None,
         "versions of checkpoints": traits.versions_are_checkpoints,
         "learns all": traits.learns_all,
         "drops groups": traits.drops_groups,
@@ -76,7 +76,7 @@ def words_of(one: Format) -> set[str]:
 @functools.cache
 def checks() -> dict[str, Check]:
     """Every check by name, in the file's order."""
-    found = parse_yaml(PATH.read_text(encoding="utf-8"), str(PATH))
+    found = own_yaml(PATH)
     return {name: _check(name, one) for name, one in found.items()}
 
 

@@ -7,7 +7,7 @@ is the same for all. This module loads torch and transformers; everything else o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,23 +69,15 @@ def score(
     Raises:
         UserError: a model cannot be loaded or scored with.
     """
-    return score_with(samples, candidates, lambda candidate: _scorer(candidate, base), temperature)
-
-
-def score_with(
-    samples: Sequence[Sample],
-    candidates: Sequence[Candidate],
-    scorer_of: Callable[[Candidate], CrossScorer],
-    temperature: float | None = None,
-) -> Scores:
-    """As `score`, with the scorer that is made of each candidate."""
     temperatures = (1.0,) if temperature is None or temperature == 1 else (1.0, float(temperature))
     left_out: Counter[str] = Counter()
     kept, heads, tokens = list(samples), [], []
     for candidate in candidates:
-        scorer = scorer_of(candidate)
+        scorer = _scorer(candidate, base)
         if not tokens:
-            kept = [one for one in samples if not (reason := _unfit(one, scorer)) or left_out.update([reason])]
+            config = scorer.model.config.to_dict()
+            shown = [config[name] for name in PLACEHOLDERS if name in config]
+            kept = [one for one in samples if not (reason := _unfit(one, scorer, shown)) or left_out.update([reason])]
             heads = [_Head.of(_logits(scorer, one)) for one in kept]
         with as_user_error(ValueError, about=candidate.name):
             tokens.append([_scored(scorer, *pair, temperatures) for pair in zip(kept, heads, strict=True)])
@@ -152,12 +144,11 @@ def _log_prob(logits: Tensor, own: Tensor, temperature: float) -> Tensor:
     return own / temperature - (logits / temperature).logsumexp(-1)
 
 
-def _unfit(sample: Sample, scorer: CrossScorer) -> str:
-    """Why a sample cannot be scored; empty if it can."""
+def _unfit(sample: Sample, scorer: CrossScorer, shown: Sequence[int]) -> str:
+    """Why a sample cannot be scored; empty if it can. `shown`: ids that stand for pictures."""
     if sample.cost > scorer.context_length:
         return TOO_LONG
-    config = scorer.model.config.to_dict()
-    if np.isin((*sample.prompt, *sample.completion), [config[name] for name in PLACEHOLDERS if name in config]).any():
+    if np.isin(sample.prompt, shown).any() or np.isin(sample.completion, shown).any():
         return PICTURES
     largest = max(int(sample.prompt.max()), int(sample.completion.max()))
     smallest = min(int(sample.prompt.min()), int(sample.completion.min()))

@@ -24,7 +24,7 @@ from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights import CHECKPOINTS, check_weights
 from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
 from squelch.kit.readers.format import Format, Traits
-from squelch.kit.readers.format_rows import Row, is_ids
+from squelch.kit.readers.format_rows import Row, is_ids, marks_of
 from squelch.kit.readers.weights import WeightsRule
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class WeightRows:
 
     def _begin(self, found: Format | None) -> None:
         if found is not None:
-            self._rule, self._traits = found.weights or found.traits.checkpoints, found.traits
+            self._rule, self._traits = found.checkpoints_rule, found.traits
             self._staleness = found.traits.staleness
         if self._claims.max_staleness is not None:
             self._staleness = self._claims.max_staleness
@@ -188,7 +188,7 @@ class WeightRows:
         control token marks: a tool's text may follow. None for all."""
         mask = row.get("completion_mask")
         if isinstance(mask, list) and len(mask) == len(ids):
-            return np.fromiter(map(bool, mask), bool, len(ids))
+            return np.frombuffer(marks_of(mask), bool)
         place = next((place for place, one in enumerate(ids) if place and one in self._control), len(ids) - 1)
         return None if place == len(ids) - 1 else np.arange(len(ids)) <= place
 

@@ -205,6 +205,12 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     return (low if successes > 0 else 0.0), (high if successes < trials else 1.0)
 
 
+def fisher_interval(correlation: float, num: int) -> tuple[float, float]:
+    """95% interval of a correlation of `num` > 3 pairs (Fisher's z, 1921); one of 0.999 or more counts as 0.999."""
+    z, half = math.atanh(min(0.999, max(-0.999, correlation))), Z95 / math.sqrt(num - 3)
+    return math.tanh(z - half), math.tanh(z + half)
+
+
 def paired_interval(differences: np.ndarray) -> tuple[float, float, float]:
     """(mean, low, high) of paired differences of shares, (num_pairs,) each in [-1, 1], with a 95% normal interval.
     Where all are equal, their spread carries no information: Wilson's bound of the share of other pairs is the half

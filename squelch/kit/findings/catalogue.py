@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from squelch.kit.base.lookup import look_up
-from squelch.kit.untrusted.text import parse_yaml
+from squelch.kit.untrusted.text import own_yaml
 
 Severity = Literal["notice", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("notice", "warning", "critical")
@@ -85,7 +85,7 @@ class Entry:
 @functools.cache
 def catalogue() -> dict[str, Entry]:
     """Every finding by name, in the file's order."""
-    found = parse_yaml(PATH.read_text(encoding="utf-8"), str(PATH))
+    found = own_yaml(PATH)
     return {name: _entry(name, written) for name, written in found.items()}
 
 

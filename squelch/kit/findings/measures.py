@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from squelch.kit.diagnosis.templates import widest
+from squelch.kit.diagnosis.uncertainty import fisher_interval
 from squelch.kit.findings.view import MOST_EXAMPLES, Example, GroupView, StepView, TextView
 
 ZERO = 1e-10
@@ -185,11 +186,11 @@ def _by_length(groups: Sequence[GroupView], examples: dict[str, list[Example]]) 
     if lengths <= ZERO:
         return {}
     found = min(1.0, max(-1.0, both / math.sqrt(rewards * lengths)))
-    z, error = math.atanh(min(0.999, max(-0.999, found))), 1.96 / math.sqrt(number - 3)
+    low, high = fisher_interval(found, number)
     longest = sorted(groups, key=lambda group: -max(group.lengths or (0,)))[:MOST_EXAMPLES]
     examples["groups/length_correlation"] = [_longest(group) for group in longest]
     key = "groups/length_correlation"
-    return {key: found, f"{key}_low": math.tanh(z - error), f"{key}_high": math.tanh(z + error)}
+    return {key: found, f"{key}_low": low, f"{key}_high": high}
 
 
 def _longest(group: GroupView) -> Example:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable
 
+from squelch.kit.diagnosis.uncertainty import fisher_interval
 from squelch.kit.findings.history import WINDOW, History, slope
 from squelch.kit.findings.level import Level, Levels, of_key, smoothed
 from squelch.kit.findings.measures import ZERO
@@ -81,26 +82,29 @@ def _validation(history: History) -> tuple[Level, bool] | None:
         return None
     seen = list(zip(history.points("validation/success"), history.last("validation/success_low"), strict=False))
     (at, best), low = max(seen, key=lambda one: one[0][1])
+    if high >= low:
+        return Level(0.0), False
+    how = "rises" if _rises(history, at) else _strays(history)
+    return Level(best - success, {"best": best, "at": int(at), "now": success, "how": how}), bool(how)
+
+
+def _rises(history: History, since: float) -> bool:
     rewards = history.points("reward_mean")
-    before = [value for step, value in rewards if step <= at][-5:] or [value for _, value in rewards][:5]
+    before = [value for step, value in rewards if step <= since][-5:] or [value for _, value in rewards][:5]
     after = [value for _, value in rewards][-5:]
-    rises = bool(before) and statistics.fmean(after) > statistics.fmean(before) + 0.02
-    strays = _strays(history)
-    how = "rises" if rises or strays is None else f"does not follow success (correlation over the steps {strays:.2f})"
-    facts = {"best": best, "at": int(at), "now": success, "how": how}
-    return Level(best - success if high < low else 0.0, facts), rises or strays is not None
+    return bool(before) and statistics.fmean(after) > statistics.fmean(before) + 0.02
 
 
-def _strays(history: History) -> float | None:
-    """The correlation of a step's mean reward with its success, over the last steps, if the upper end of its 95%
-    interval (Fisher's z) is below `FOLLOWS`."""
+def _strays(history: History) -> str:
+    """Says that a step's mean reward does not follow its success, if the upper end of their correlation over the last
+    steps is below `FOLLOWS`; empty if it does, or that is not known."""
     success = dict(history.points("success"))
     pairs = [(success[step], reward) for step, reward in history.points("reward_mean") if step in success]
     if len(pairs) < FEWEST_PAIRS or any(len(set(one)) == 1 for one in zip(*pairs, strict=True)):
-        return None
+        return ""
     found = statistics.correlation(*zip(*pairs, strict=True))
-    high = math.tanh(math.atanh(min(found, 1 - 1e-9)) + 1.96 / math.sqrt(len(pairs) - 3))
-    return found if high < FOLLOWS else None
+    strays = fisher_interval(found, len(pairs))[1] < FOLLOWS
+    return f"does not follow success (correlation over the steps {found:.2f})" if strays else ""
 
 
 def _hacked(history: History) -> Level | None:

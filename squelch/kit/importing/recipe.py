@@ -66,13 +66,14 @@ class Imported:
         self.taken.pop(one.setting, None)  # it stands where its last key does
         self.taken[one.setting] = one
 
-    def require(self) -> None:
-        """UserError unless everything is known without which there is no recipe."""
+    def require(self, given: str = "after the file, e.g. {}=VALUE") -> None:
+        """UserError unless everything is known without which there is no recipe. `given`: how the user gives a
+        setting."""
         if lacking := [key for key in NEEDED if self.settings.get(key) is None]:
             known = [f"{NEEDED[key]} ({key}{_because(self, key, dict(self.unknown))})" for key in lacking]
             raise UserError(
-                f"{self.source.where}: no recipe, because these are unknown: {', '.join(known)}. Give each after the "
-                f"file, e.g. {lacking[0]}=VALUE"
+                f"{self.source.where}: no recipe, because these are unknown: {', '.join(known)}. Give each "
+                f"{given.format(lacking[0])}"
             )
 
     def recipe(self) -> str:

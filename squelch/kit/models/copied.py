@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from squelch.kit.base.disk import partial_path, put_in_place
-from squelch.kit.models.model_folder import read_config, weight_files
-
-INDEX = "model.safetensors.index.json"
+from squelch.kit.models.model_folder import INDEX, read_config, weight_files
 
 
 def copy_model(source: Path, target: Path, dtype: str | None, beside: Mapping[str, str]) -> None:
@@ -26,13 +24,14 @@ def copy_model(source: Path, target: Path, dtype: str | None, beside: Mapping[st
     aside = partial_path(target)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    weights = {path.name for path in weight_files(source)}
+    weights, size = {path.name for path in weight_files(source)}, 0
     for path in sorted(source.iterdir()):
         if path.name in weights and dtype is not None:
             kind: torch.dtype = getattr(torch, dtype)
             read = load_file(path).items()
             tensors = {name: one.to(kind) if one.is_floating_point() else one for name, one in read}
             save_file(tensors, aside / path.name, metadata={"format": "pt"})
+            size += sum(one.nbytes for one in tensors.values())
         elif path.is_file():
             shutil.copyfile(path, aside / path.name)
     if dtype is not None:
@@ -40,7 +39,6 @@ def copy_model(source: Path, target: Path, dtype: str | None, beside: Mapping[st
         _write(aside / "config.json", {**config, "dtype": dtype})
         if (aside / INDEX).is_file():
             index = json.loads((aside / INDEX).read_text(encoding="utf-8"))
-            size = sum((aside / name).stat().st_size for name in weights)
             _write(aside / INDEX, {**index, "metadata": {"total_size": size}})
     for name, text in beside.items():
         (aside / name).write_text(text, encoding="utf-8")

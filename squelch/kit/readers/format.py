@@ -154,6 +154,11 @@ class Format:
         """Whether the rows of this file are an evaluation's."""
         return self.evaluation is not None and self.evaluation.search(path.name) is not None
 
+    @property
+    def checkpoints_rule(self) -> WeightsRule | None:
+        """By which its rows are compared with checkpoints: the weights' rule, else that of its traits."""
+        return self.weights or self.traits.checkpoints
+
     def rule_for(self, path: Path) -> WeightsRule | None:
         """The weights' rule of this file's rows: evaluations are sampled by the checkpoint of their own step."""
         if self.weights is None or not self.evaluates(path):

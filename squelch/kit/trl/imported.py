@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,44 @@ from squelch.kit.importing.values import Unknown
 from squelch.kit.process.terminal import say
 
 
-def recipe(trainer: Any, file: str | Path) -> None:
-    """Writes the recipe, the data set beside it as Parquet, and prints what became of each key.
+def recipe(trainer: Any, file: str | Path, given: Mapping[str, Any] | None = None) -> None:
+    """Writes the recipe, the data sets beside it as Parquet, and prints what became of each key.
+
+    Args:
+        given: settings of Squelch by dotted key, which win.
 
     Raises:
-        UserError: a value without which there is no recipe is unknown, or the file exists.
+        UserError: a value without which there is no recipe is unknown, or a file exists. Nothing is written then.
     """
     out = Path(file)
-    if out.exists():
-        raise UserError(f"{out} exists; give another file, or remove it")
-    made = from_trainer(trainer, out)
+    data = _files(trainer, out)
+    if taken := [path for path in (out, *data) if path.exists()]:
+        raise UserError(f"{taken[0]} exists; give another file, or remove it")
+    made = from_trainer(trainer, out, given)
     say("\n".join(made.report()))
-    made.require()
+    made.require("as given={{'{}': VALUE}}")
+    for path, rows in data.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(str(path))
     write_whole(out, made.recipe())
     say(f"written: {out}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
 
 
-def from_trainer(trainer: Any, out: Path) -> Imported:
-    """The recipe of a trainer, whose data sets are written beside `out`."""
+def from_trainer(trainer: Any, out: Path, given: Mapping[str, Any] | None = None) -> Imported:
+    """The recipe of a trainer, for the file `out`."""
     arguments = dict(trainer.args.to_dict())
     arguments |= {
         "model": trainer.model.config._name_or_path or Unknown("the script makes the model; save it, and name it"),
         "reward_funcs": _names(trainer.reward_funcs),
         "reward_weights": _weights(trainer),
-        "train_dataset": _written(trainer, out),
+        "train_dataset": _paths(_files(trainer, out)),
         "max_steps": _optimizer_steps(trainer),
         "world_size": None if trainer.args.device.type == "cpu" else trainer.args.world_size,
     }
     if adapters := getattr(trainer.model, "peft_config", None):
         own = next(iter(adapters.values()))
         arguments |= {"peft_config.r": own.r, "peft_config.lora_alpha": own.lora_alpha}
-    return imported(Source(TRL, out.stem, arguments, True))
+    return imported(Source(TRL, out.stem, arguments, True), given)
 
 
 def _optimizer_steps(trainer: Any) -> int:
@@ -61,8 +68,7 @@ def _optimizer_steps(trainer: Any) -> int:
 
 def _names(functions: list[Any]) -> list[str] | Unknown:
     """The functions as `environment.options.reward` names them."""
-    found = list(map(_name, functions))
-    return next((one for one in found if isinstance(one, Unknown)), None) or [str(one) for one in found]
+    return _all_known(map(_name, functions))
 
 
 def _name(function: Callable[..., Any]) -> str | Unknown:
@@ -81,20 +87,19 @@ def _weights(trainer: Any) -> list[float] | None:
     return None if set(weights) == {1.0} else weights
 
 
-def _written(trainer: Any, out: Path) -> list[str] | Unknown:
-    """The paths of the data sets, by whose names the split is known."""
-    found = list(_files(trainer, out))
-    return next((one for one in found if isinstance(one, Unknown)), None) or [str(one) for one in found]
+def _files(trainer: Any, out: Path) -> dict[Path, Any]:
+    """The data sets by the path to which each is written, by whose name the split is known."""
+    sets = {"train": trainer.train_dataset, "validation": trainer.eval_dataset}
+    folder = out.resolve()
+    return {folder.with_name(f"{out.stem}-{split}.parquet"): one for split, one in sets.items() if one is not None}
 
 
-def _files(trainer: Any, out: Path) -> Iterator[str | Unknown]:
-    for split, data in (("train", trainer.train_dataset), ("validation", trainer.eval_dataset)):
-        if data is None:
-            continue
-        if not hasattr(data, "to_parquet"):
-            yield Unknown(f"the {split} data are a stream or several; write them to a file")
-            continue
-        path = out.resolve().with_name(f"{out.stem}-{split}.parquet")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data.to_parquet(str(path))
-        yield str(path)
+def _paths(files: Mapping[Path, Any]) -> list[str] | Unknown:
+    streamed = "a data set is a stream or several; write it to a file"
+    return _all_known(str(path) if hasattr(one, "to_parquet") else Unknown(streamed) for path, one in files.items())
+
+
+def _all_known(found: Iterable[str | Unknown]) -> list[str] | Unknown:
+    """The texts, or the first that is unknown."""
+    known = list(found)
+    return next((one for one in known if isinstance(one, Unknown)), None) or [str(one) for one in known]

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
 from squelch.kit.models.conversion import published as as_published
+from squelch.kit.models.model_folder import INDEX
 from squelch.kit.pictures.geometry import PREPROCESSOR
 from squelch.kit.text.chat_template import reads_as_written
 from squelch.kit.text.stamp import STAMP_FILE
@@ -127,7 +128,7 @@ class _Files:
             raise self.failure
         if len(set(self.names.values())) > 1:
             index = {"metadata": {"total_size": self.num_bytes}, "weight_map": self.written}
-            (self.path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+            (self.path / INDEX).write_text(json.dumps(index, indent=2))
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -22,7 +22,6 @@ def checked(name: str) -> CheckResult:
         ("clean-tools", []),
         ("turns-clean-tools.parquet", []),
         ("turns-drift.parquet", ["turns_encoded_anew"]),
-        ("turns-complaint.parquet", ["turns_encoded_anew"]),
     ],
 )
 def test_a_live_run_has_the_faults_that_were_planted_in_it(name, faults) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 FOLDER = Path(__file__).with_name("live")
 COMPLETIONS = ("clean", "clean-tools")
 """Cells of whose first step what TRL wrote is kept."""
-TURNS = ("clean-tools", "drift", "complaint")
+TURNS = ("clean-tools", "drift")
 ROWS = 24
 """Of the first step's calls."""
 

@@ -146,3 +146,12 @@ def test_an_ignored_finding_is_not_looked_for_and_an_unknown_name_is_refused() -
     assert follow(findings, range(1, 40), constant(learner__kl=20.0)) == []
     with pytest.raises(ValueError, match="did you mean `kl_high`"):
         FindingsConfig(ignore=("kl_hi",))
+
+
+def test_a_reward_that_falls_as_success_rises_is_one_that_does_not_follow_it() -> None:
+    """Their correlation is -1 to the last bit."""
+    findings = Findings()
+    for step in range(1, 42):
+        own = {"success": step / 64, "reward_mean": 1 - step / 64}
+        follow(findings, [step], lambda at, own=own: own | (FALLEN if at == 40 else {}))
+    assert [one.name for one in findings.open if one.name in ("reward_hacked", "validation_falls")] == ["reward_hacked"]
