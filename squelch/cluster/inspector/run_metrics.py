@@ -23,7 +23,7 @@ from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.next_run import remedy
-from squelch.cluster.runs.peak import DESCRIBED
+from squelch.cluster.runs.peak import DESCRIBED, described
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
@@ -118,7 +118,7 @@ class RunMetrics:
         if line.get(f"{_TURN}/mi_est") is not None:
             self._marked["scorer step"] = line
         if (regime := regime_of(line)) is not None:
-            self.regimes[int(line.get("scorer/step") or line["step"])] = regime
+            self.regimes[described(line, "first_turn/")] = regime
             self._marked |= {"regime": line, "its probe": self._marked.get("probe", line)}
         if line.get("probe/step") is not None:
             self._marked["probe"] = line

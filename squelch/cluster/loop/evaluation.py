@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from squelch.actors.pretrained.source import PACKAGED
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
@@ -40,8 +41,18 @@ from squelch.kit.records.failures import Failure
 from squelch.learner.checkpoint.manifest import EXPORT
 
 log = logging.getLogger(__name__)
-NAMED = ("tiny", "smollm2")
-"""Models that are no folder and no id of the hub."""
+OWN, _STEP = ("best", "last", "initial"), re.compile("[0-9]{1,9}")
+"""Words for a run's own checkpoints, and the number of one."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model folder. `name`: in a table; `step`: that of a run's checkpoint, 0 of the initial policy; None of a model
+    that is no checkpoint of the run."""
+
+    folder: Path
+    name: str
+    step: int | None
 
 
 @dataclass(frozen=True)
@@ -84,15 +95,16 @@ def evaluate(
             with ExitStack() as watching:
                 watch = partial(watching.enter_context, ray_watched(log.error if asked.as_json else aloud))
                 connect(config, aloud, learning=False, joined=watch)
-                for model_dir, step in weights:
-                    playing = _play(config, model_dir, log_folder(run_dir), asked.samples, swaps)
+                for own in weights:
+                    playing = _play(config, own.folder, log_folder(run_dir), asked.samples, swaps)
                     played.append(asyncio.run(interruptible(playing, signals, aloud)))
-                    results.append(_result(config, step, played[-1], played[0]))
+                    results.append(_result(config, own.name, played[-1], played[0]))
                     if len(weights) > 1:
                         aloud(_text(results[-1]))
         finally:
             disconnect()
-    _say(asked, results, played, run_dir if fetch is None and not recipe else None, say)
+    steps = [own.step if fetch is None and not recipe else None for own in weights]
+    _say(asked, results, played, run_dir, steps, say)
     return 0
 
 
@@ -106,15 +118,20 @@ class Played:
 
 
 def _say(
-    asked: Asked, results: list[dict[str, Any]], played: list[Played], run_dir: Path | None, say: Callable[[str], None]
+    asked: Asked,
+    results: list[dict[str, Any]],
+    played: list[Played],
+    run_dir: Path,
+    steps: Sequence[int | None],
+    say: Callable[[str], None],
 ) -> None:
-    """Says the results; those of interventions are written to the run's folder, if there is one."""
+    """Says the results; those of interventions are written to the run's folder, of a checkpoint that has a step
+    there."""
     written: list[Path | None] = [None] * len(results)
     if asked.intervene:
-        for place, (result, own) in enumerate(zip(results, played, strict=True)):
+        for place, (result, own, step) in enumerate(zip(results, played, steps, strict=True)):
             results[place] = document(own.interventions, result)
-            if run_dir is not None and result["checkpoint"].startswith(("initial", "step ")):
-                written[place] = write(run_dir, result["checkpoint"], results[place])
+            written[place] = None if step is None else write(run_dir, step, results[place])
     if asked.as_json:
         say_json(results[0] if len(results) == 1 else {"checkpoints": results})
         return
@@ -151,7 +168,7 @@ def _result(config: RunConfig, step: str, played: Played, first: Played) -> dict
         **({"environments": by_label} if by_label else {}),
     }
     if samples > 1:
-        draws = [1 << power for power in range(samples.bit_length()) if 1 << power <= samples]
+        draws = [1 << power for power in range(samples.bit_length())]
         found["samples"] = samples
         found["pass_at"] = {k: mean_interval(pass_at(solved, k), parts) for k in dict.fromkeys([*draws, samples])}
     if played is not first:
@@ -200,15 +217,35 @@ def _silent(text: str) -> None:
 
 def weights_of(
     config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[str], None], fetch: Callable[[str], None]
-) -> tuple[Path, str]:
-    """(model folder, its name in a table) of a checkpoint, as in `Asked`. `fetch`: as of `evaluate`. UserError if there
-    is none."""
+) -> Weights:
+    """The weights of a checkpoint, as in `Asked`; the run's own before a model of the same name. `fetch`: as of
+    `evaluate`. UserError if there are none."""
+    is_model = os.path.lexists(checkpoint) or "/" in checkpoint or checkpoint == "tiny" or checkpoint in PACKAGED
+    if checkpoint in OWN or _STEP.fullmatch(checkpoint) or not is_model:
+        return saved_weights(config, run_dir, checkpoint, say, fetch, "; or give the folder of a model")
+    path = Path(checkpoint) / EXPORT if (Path(checkpoint) / EXPORT).is_dir() else checkpoint
+    model = config.model.model_copy(update={"path": str(path), "warmup": None})
+    return Weights(prepare_model(config.model_copy(update={"model": model}), say), checkpoint, None)
+
+
+def saved_weights(
+    config: RunConfig,
+    run_dir: Path,
+    checkpoint: str,
+    say: Callable[[str], None],
+    fetch: Callable[[str], None] = _nothing,
+    otherwise: str = "",
+) -> Weights:
+    """The weights of a run's checkpoint: `best`, `last`, `initial`, or the number of a step.
+
+    Args:
+        fetch: as of `evaluate`.
+        otherwise: what the user may give instead, for the error.
+    Raises:
+        UserError: the run has no such checkpoint, or it holds no weights.
+    """
     if checkpoint == "initial":
-        return prepare_model(config, say), "initial"
-    if os.path.lexists(checkpoint) or "/" in checkpoint or checkpoint in NAMED:
-        path = Path(checkpoint) / EXPORT if (Path(checkpoint) / EXPORT).is_dir() else checkpoint
-        model = config.model.model_copy(update={"path": str(path), "warmup": None})
-        return prepare_model(config.model_copy(update={"model": model}), say), checkpoint
+        return Weights(prepare_model(config, say), "initial", 0)
     saved = checkpoints(run_dir)
     if not saved:
         raise UserError(f"{run_dir} has no checkpoint yet; --checkpoint initial evaluates the policy it started from")
@@ -217,20 +254,17 @@ def weights_of(
         step = read_state(saved[-1][1]).best_step
         if step == 0:
             say("the initial policy had the best validation success")
-            return prepare_model(config, say), "initial"
+            return Weights(prepare_model(config, say), "initial", 0)
         if step not in steps:
             why = "because it was never validated" if step < 0 else f"because step-{step} is missing"
             say(f"the run has no best checkpoint, {why}; the last is evaluated, {steps[-1]}")
             step = steps[-1]
     elif checkpoint == "last":
         step = steps[-1]
-    elif re.fullmatch("[0-9]{1,9}", checkpoint) and int(checkpoint) in steps:
+    elif _STEP.fullmatch(checkpoint) and int(checkpoint) in steps:
         step = int(checkpoint)
     else:
-        raise UserError(
-            f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}; or give the folder of a "
-            "model"
-        )
+        raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}{otherwise}")
     fetch(f"{dict(saved)[step].relative_to(run_dir)}/{EXPORT}")
     folder = dict(saved)[step].resolve() / EXPORT
     if config.learner.export is None and not folder.is_dir():
@@ -240,7 +274,7 @@ def weights_of(
         )
     with as_user_error():
         check_model_folder(folder)
-    return folder, f"step {step}"
+    return Weights(folder, f"step {step}", step)
 
 
 async def _play(config: RunConfig, model_dir: Path, logs: Path, samples: int, swaps: list[Swap]) -> Played:

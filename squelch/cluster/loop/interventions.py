@@ -51,10 +51,9 @@ def document(found: Sequence[Intervention | LeftOut], facts: Mapping[str, Any]) 
     return {**facts, "interventions": {label: effect.data() for label, effect in effects(found).items()}}
 
 
-def write(run_dir: Path, step: str, result: Mapping[str, Any]) -> Path:
-    """Writes a result into the run's folder. `step`: `initial` or `step N`."""
-    number = 0 if step == "initial" else int(step.removeprefix("step "))
-    path = run_dir / FOLDER / f"step-{number:06d}.json"
+def write(run_dir: Path, step: int, result: Mapping[str, Any]) -> Path:
+    """Writes the result of a checkpoint, 0 for the initial policy, into the run's folder."""
+    path = run_dir / FOLDER / f"step-{step:06d}.json"
     path.parent.mkdir(exist_ok=True)
     write_whole(path, json.dumps(result, indent=1) + "\n")
     return path

@@ -50,7 +50,7 @@ def peak_of(lines: Sequence[Mapping[str, Any]]) -> Peak:
 
 def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
     """A metric by the step that it describes: that of `DESCRIBED`, or the line's own."""
-    found = {_step_of(line, key): float(line[key]) for line in lines if line.get(key) is not None}
+    found = {described(line, key): float(line[key]) for line in lines if line.get(key) is not None}
     return dict(sorted(found.items()))
 
 
@@ -65,6 +65,7 @@ def step_key(metric: str) -> str:
     return next((own for own, first in DESCRIBED.items() if metric.startswith(first)), "step")
 
 
-def _step_of(line: Mapping[str, Any], key: str) -> int:
-    described = line.get(step_key(key))
-    return int(line["step"] if described is None else described)
+def described(line: Mapping[str, Any], metric: str) -> int:
+    """The step that a metric of this line describes."""
+    own = line.get(step_key(metric))
+    return int(line["step"] if own is None else own)

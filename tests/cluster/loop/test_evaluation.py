@@ -15,7 +15,7 @@ import pytest
 
 from squelch.cluster.config import dump, load
 from squelch.cluster.loop import evaluation
-from squelch.cluster.loop.evaluation import Asked, Played
+from squelch.cluster.loop.evaluation import Asked, Played, Weights
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.signals import Interrupted
@@ -33,8 +33,9 @@ def test_the_best_weights_are_those_of_the_best_validation(
     monkeypatch.setattr(evaluation, "prepare_model", lambda config, say: tmp_path / "initial")
     monkeypatch.setattr(evaluation, "check_model_folder", lambda folder: None)
     said: list[str] = []
-    folder, step = evaluation.weights_of(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
-    assert step == played and played.removeprefix("step ") in str(folder)
+    found = evaluation.weights_of(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
+    assert found.name == played and played.removeprefix("step ") in str(found.folder)
+    assert found.step == (0 if played == "initial" else int(played.removeprefix("step ")))
     assert len(said) == (best != 20), "a checkpoint that is not the best is reported"
     assert best != 30 or "because step-30 is missing" in said[0]
 
@@ -59,7 +60,7 @@ def test_a_signal_ends_an_evaluation_once_its_actors_have_stopped(tmp_path: Path
             happened.append("stopped")
 
     monkeypatch.setattr(evaluation, "_play", play)
-    monkeypatch.setattr(evaluation, "weights_of", lambda *_: (tmp_path, "step 3"))
+    monkeypatch.setattr(evaluation, "weights_of", lambda *_: Weights(tmp_path, "step 3", 3))
     monkeypatch.setattr(evaluation, "connect", lambda *_, joined, **__: joined())
     monkeypatch.setattr(evaluation, "disconnect", lambda: happened.append("left"))
     monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext(happened.append("watched")))
@@ -92,7 +93,7 @@ def evaluated(
         return next(left)
 
     monkeypatch.setattr(evaluation, "_play", play)
-    monkeypatch.setattr(evaluation, "weights_of", lambda config, run, one, *_: (tmp_path / one, one))
+    monkeypatch.setattr(evaluation, "weights_of", lambda config, run, one, *_: Weights(tmp_path / one, one, None))
     monkeypatch.setattr(evaluation, "connect", lambda *_, joined, **__: joined())
     monkeypatch.setattr(evaluation, "disconnect", lambda: None)
     monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext())
@@ -132,5 +133,14 @@ def test_a_checkpoint_may_be_the_folder_of_a_model_or_of_another_runs_checkpoint
     (tmp_path / "step-3" / "hf").mkdir(parents=True)
     monkeypatch.setattr(evaluation, "prepare_model", lambda config, say: Path(config.model.path))
     for given, played_from in ((tmp_path / "step-3", tmp_path / "step-3" / "hf"), (tmp_path, tmp_path)):
-        folder, name = evaluation.weights_of(load("frozenlake"), tmp_path, str(given), print, lambda key: None)
-        assert (folder, name) == (played_from, str(given))
+        found = evaluation.weights_of(load("frozenlake"), tmp_path, str(given), print, lambda key: None)
+        assert (found.folder, found.name, found.step) == (played_from, str(given), None)
+
+
+def test_a_runs_own_checkpoint_comes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "20").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluation, "checkpoints", lambda run_dir: [(20, tmp_path / "checkpoints/step-20")])
+    monkeypatch.setattr(evaluation, "check_model_folder", lambda folder: None)
+    found = evaluation.weights_of(load("frozenlake"), tmp_path, "20", print, lambda key: None)
+    assert (found.name, found.step) == ("step 20", 20)

@@ -45,8 +45,8 @@ def test_the_result_is_said_for_each_environment_and_written_by_step(tmp_path: P
     found.append(LeftOut("lake", "failed", failure))
     found.append(LeftOut("box", "no_donor"))
     result = document(found, {"checkpoint": "step 40"})
-    path = write(tmp_path, "step 40", result)
-    assert path.name == "step-000040.json" and write(tmp_path, "initial", {}).name == "step-000000.json"
+    path = write(tmp_path, 40, result)
+    assert path.name == "step-000040.json" and write(tmp_path, 0, {}).name == "step-000000.json"
     read = json.loads(path.read_text())["interventions"]
     assert read["lake"]["change"]["value"] == 1.0 and read["lake"]["answers"]["donor"]["donors"]["value"] == 1.0
     assert read["box"]["change"] == {"value": None, "low": None, "high": None}

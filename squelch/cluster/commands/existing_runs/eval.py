@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import in_store, run_folder
 from squelch.kit.process.terminal import say
 
-if TYPE_CHECKING:
-    from squelch.cluster.loop.evaluation import Asked
-
 
 def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
-    from squelch.cluster.loop.evaluation import evaluate
+    from squelch.cluster.loop.evaluation import Asked, evaluate
 
     place, recipe = options.run_dir, _recipe(options.run_dir)
+    chosen = options.checkpoint or ["initial" if recipe else "best"]
+    numbers = options.tasks, options.temperature, options.samples
+    asked = Asked(chosen, *numbers, options.interventions, options.json, options.overrides)
     if recipe:
         from squelch.cluster.config import load
 
         config = load(recipe, options.overrides)
-        return evaluate(_asked(options, "initial"), Path(config.runs_dir) / f"{config.name}-eval", recipe, say)
+        return evaluate(asked, Path(config.runs_dir) / f"{config.name}-eval", recipe, say)
     if not in_store(place):
-        return evaluate(_asked(options, "best"), run_folder(Path(place)), "", say)
+        return evaluate(asked, run_folder(Path(place)), "", say)
     from squelch.cluster.runs.in_store.reading import local_copy
 
     with local_copy(place) as copy:
@@ -33,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         def fetch(folder: str) -> None:
             copy.fetch(lambda key: key.startswith(f"{folder}/"))
 
-        return evaluate(_asked(options, "best"), copy.folder, "", say, fetch)
+        return evaluate(asked, copy.folder, "", say, fetch)
 
 
 def _recipe(place: str) -> str:
@@ -42,11 +41,3 @@ def _recipe(place: str) -> str:
 
     is_recipe = place.endswith((".yaml", ".yml")) or place in recipe_names()
     return place if is_recipe and not in_store(place) and not Path(place).is_dir() else ""
-
-
-def _asked(options: argparse.Namespace, checkpoint: str) -> Asked:
-    from squelch.cluster.loop.evaluation import Asked
-
-    chosen = options.checkpoint or [checkpoint]
-    numbers = options.tasks, options.temperature, options.samples
-    return Asked(chosen, *numbers, options.interventions, options.json, options.overrides)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import run_folder
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.process.terminal import say
+
+if TYPE_CHECKING:
+    from squelch.cluster.loop.evaluation import Weights
+    from squelch.cluster.runs.folder import RunFolder
 
 CARD = "README.md"
 TOLD = (
@@ -22,57 +26,67 @@ TOLD = (
 
 def run(options: argparse.Namespace) -> int:
     """Writes the folder."""
-    from squelch.cluster.loop.evaluation import weights_of
+    from squelch.cluster.loop.evaluation import saved_weights
     from squelch.cluster.runs.folder import RunFolder
     from squelch.kit.models.copied import copy_model
 
     if options.target.exists():
         raise UserError(f"{options.target} exists; give another folder, or remove it")
     folder = RunFolder(run_folder(options.run_dir))
-    source, step = weights_of(folder.config(), options.run_dir, options.checkpoint, say, lambda key: None)
+    weights = saved_weights(folder.config(), options.run_dir, options.checkpoint, say)
     with as_user_error():
-        copy_model(source, options.target, options.dtype, {CARD: card(folder, step)})
+        copy_model(weights.folder, options.target, options.dtype, {CARD: card(folder, weights)})
     name = options.target.name
     say(
-        f"{options.target}: {options.run_dir.name} at {step}, with {CARD}\n"
+        f"{options.target}: {options.run_dir.name} at {weights.name}, with {CARD}\n"
         f"to upload it: hf upload OWNER/{name} {options.target}"
     )
     return 0
 
 
-def card(folder: Any, step: str) -> str:
-    """The model card of a run's checkpoint, `initial` or `step N`."""
-    from squelch.cluster.runs.status import regime_of
+def card(folder: RunFolder, weights: Weights) -> str:
+    """The model card of a run's checkpoint."""
     from squelch.cluster.setting_keys import environment_name
 
-    settings, lines = folder.settings(), folder.metrics()
+    settings, lines, step = folder.settings(), folder.metrics(), weights.step or 0
     model = str(settings.get("model.path", ""))
     base = f"base_model: {model}\n" if model.count("/") == 1 and not model.startswith(("/", ".")) else ""
-    until = 0 if step == "initial" else int(step.removeprefix("step "))
-    regime = next((found for line in reversed(lines) if line["step"] <= until and (found := regime_of(line))), None)
+    regime = _regime(lines, step)
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{base}tags: [squelch]\n---",
-        f"# {folder.name}, {step}",
-        f"The policy at {step} of a run of Squelch on {environment_name(settings)}.",
-        "## Success\n\n" + "\n".join(_success(lines, until)),
+        f"# {folder.name}, {weights.name}",
+        f"The policy at {weights.name} of a run of Squelch on {environment_name(settings)}.",
+        "## Success\n\n" + "\n".join(_success(lines, step)),
         "## Reasoning\n\n" + (f"Regime at the last scored step: `{regime}`." if regime else "It was not scored."),
         "## Settings\n\n```yaml\n" + "\n".join(_told(settings)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _success(lines: list[dict[str, Any]], until: int) -> Iterator[str]:
+def _regime(lines: Sequence[Mapping[str, Any]], until: int) -> str | None:
+    """The regime of the last step up to this one that was scored; its line may be a later one."""
+    from squelch.cluster.runs.peak import described
+    from squelch.cluster.runs.status import regime_of
+
+    found = {described(line, "first_turn/"): regime for line in lines if (regime := regime_of(line)) is not None}
+    return found[max(known)] if (known := [step for step in found if step <= until]) else None
+
+
+def _success(lines: Sequence[Mapping[str, Any]], until: int) -> Iterator[str]:
     """The first validation and the last one until a step, each with its interval."""
-    found = {int(line["validation/step"]): line for line in lines if line.get("validation/success") is not None}
-    own = [at for at in sorted(found) if at <= until]
+    from squelch.cluster.runs.peak import series
+
+    success, low, high = (series(lines, f"validation/success{end}") for end in ("", "_low", "_high"))
+    own = [step for step in success if step <= until]
     if not own:
         yield "It was not validated."
-    for at in dict.fromkeys((own[0], own[-1]) if own else ()):
-        low, high = (found[at][f"validation/success_{end}"] for end in ("low", "high"))
-        yield f"- step {at}: {found[at]['validation/success']:.3f}, 95% [{low:.3f}, {high:.3f}]"
+    for step in dict.fromkeys((own[0], own[-1]) if own else ()):
+        yield f"- step {step}: {success[step]:.3f}, 95% [{low[step]:.3f}, {high[step]:.3f}]"
 
 
 def _told(settings: Mapping[str, Any]) -> Iterator[str]:
+    from squelch.cluster.setting_keys import below
+
     for key, value in settings.items():
-        if any(key == one or key.startswith(f"{one}.") for one in TOLD) and value is not None:
+        if below(key, TOLD) and value is not None:
             yield f"{key}: {json.dumps(value)}"

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from squelch.cluster.cli import main
+from squelch.cluster.commands.existing_runs.export import _regime
 from tests.earlier import lay
 
 
@@ -32,11 +33,17 @@ def test_the_card_has_settings_success_with_intervals_and_the_regime(tmp_path: P
     assert main(["export", str(run), str(target), "--checkpoint", "2"]) == 0
     card = (target / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n") and "# run, step 2" in card
-    assert "learner.optimizer.learning_rate: " in card and "## Reasoning" in card
-    assert "95% [" in card or "It was not validated." in card
+    assert "learner.optimizer.learning_rate: " in card and "Regime at the last scored step: `template`." in card
+    assert "- step 0: 0.125, 95% [0.022, 0.471]\n- step 2: " in card
 
 
-def test_a_run_without_a_checkpoint_has_nothing_to_export(tmp_path: Path, capsys) -> None:
+def test_a_regime_is_that_of_the_scored_step_whichever_line_has_it() -> None:
+    lines = [{"step": 1}, {"step": 2, "scorer/step": 1.0, "first_turn/regime/template": 1.0}]
+    assert (_regime(lines, 1), _regime(lines, 0)) == ("template", None)
+
+
+@pytest.mark.parametrize("checkpoint", ["7", "smollm2"])
+def test_a_run_without_a_checkpoint_has_nothing_to_export(tmp_path: Path, capsys, checkpoint: str) -> None:
     run = lay(tmp_path)
-    assert main(["export", str(run), str(tmp_path / "out"), "--checkpoint", "7"]) == 2
+    assert main(["export", str(run), str(tmp_path / "out"), "--checkpoint", checkpoint]) == 2
     assert "has best, last, initial and steps [2]" in capsys.readouterr().err and not (tmp_path / "out").exists()
