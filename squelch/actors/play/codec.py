@@ -133,7 +133,7 @@ class ChatCodec(ModelTokens):
         texts = [message["content"] for message in messages]
         if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _QUICK_CHARACTERS:
             return False
-        return not messages or self._template.knows(_described([*(() if first else _TURN[:-1]), *messages]))
+        return not messages or self._template.knows([*(() if first else _TURN[:-1]), *messages])
 
     def first_turn(self, messages: list[Message], opening: bool = True) -> np.ndarray:
         """(num_tokens,) int32: the rendered messages, the generation prompt and, with `opening`, the opening of the

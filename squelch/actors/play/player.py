@@ -254,15 +254,16 @@ class EnvironmentPlayer:
         ids, codec, how = completion.token_ids, self._codec, completion.finish_reason
         attempt.segment.add_sampled(completion)
         outcome = await self._call(attempt, lambda: episode.act(codec.text(ids), how == "length"))
-        fed = [] if outcome.next_message is None else [outcome.next_message]
+        message = outcome.next_message
 
         def read() -> tuple[tuple[int, int], NextIds | ValueError | None, str]:
             reasoning, following = turns.reasoning_of(ids), None
-            for message in fed:
-                following = _shown(partial(turns.following, message, how == "stop"))
+            if message is not None:
+                following = _shown(lambda: turns.following(message, how == "stop"))
             return reasoning, following, codec.completion_text(ids)
 
-        reasoning, following, attempt.last_text = await _off_the_loop(read, turns.quick(fed))
+        quick = turns.quick([] if message is None else [message])
+        reasoning, following, attempt.last_text = await _off_the_loop(read, quick)
         attempt.segment.add_turn(
             completion,
             reasoning,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
+from squelch.cluster.runs.peak import described
 
 MOST_POINTS = 60
 """Points of a cell's line; a longer run shows means of neighbouring values."""
@@ -59,7 +60,7 @@ class Parts:
             if value is not None and key.startswith(FIRST):
                 for dimension, number, column in self._columns:
                     if name := part_of(column, key):
-                        self._add(dimension, name, number, float(line["step"]), float(value))
+                        self._add(dimension, name, number, float(described(line, key)), float(value))
 
     def _add(self, dimension: str, name: str, number: int, step: float, value: float) -> None:
         parts = self._values.setdefault(dimension, {})

@@ -1,7 +1,6 @@
 """The course of a run on its first page: a few curves over the steps as SVG, with the steps of what was told marked.
 Pure.
 
-A value stands at the step that it describes: a scorer's at the step that it scored, which may have been recorded later.
 Curves are drawn in a square of `SIZE` units that the page stretches to its width, so lines keep their thickness
 (`vector-effect`), and words stand beside the drawing.
 """
@@ -12,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from squelch.cluster.runs.peak import DESCRIBED, step_key
 
 SIZE = 1000.0
 MOST_POINTS = 400
@@ -64,11 +61,10 @@ class Mark:
 
 
 KEYS = (
-    *("step", *DESCRIBED),
-    *("success", "validation/success", "first_turn/mi_est", "first_turn/mi_est_null_95", "probe/mi"),
+    *("step", "success", "validation/success", "first_turn/mi_est", "first_turn/mi_est_null_95", "probe/mi"),
     "probe/link/dependence_share",
 )
-"""The columns that are drawn, and those of the steps that they describe."""
+"""The columns that are drawn."""
 Wanted = tuple[str, str, str]
 """(label, role, key) of a curve."""
 
@@ -102,16 +98,8 @@ def plot(
     low, high = min(0.0, float(every.min())), float(every.max())
     high = next((top for top in TOPS if high <= top), high) if share else max(high, low + 1e-9)
     span = ends(columns["step"])
-    curves = tuple(
-        _drawn(label, role, described(columns, key), columns[key], span, (low, high)) for label, role, key in known
-    )
+    curves = tuple(_drawn(label, role, columns["step"], columns[key], span, (low, high)) for label, role, key in known)
     return Plot(title, unit, low, high, curves)
-
-
-def described(columns: Mapping[str, np.ndarray], key: str) -> np.ndarray:
-    """(num_steps,) the step that each value of a column describes."""
-    own = columns[step_key(key)]
-    return np.where(np.isfinite(own), own, columns["step"])
 
 
 def ends(steps: np.ndarray) -> tuple[int, int]:

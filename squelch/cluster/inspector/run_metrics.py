@@ -23,7 +23,7 @@ from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.next_run import remedy
-from squelch.cluster.runs.peak import DESCRIBED, described
+from squelch.cluster.runs.peak import described, step_key
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
@@ -72,7 +72,9 @@ SMOOTHED = tuple(
     curve.key for chart in CHARTS for curve in chart.curves if curve.role == "line" and f"{curve.key}_low" not in CURVES
 )
 """Keys that can be smoothed: a value with an interval states its noise already."""
-KEYS = tuple(dict.fromkeys(("step", "time", *DESCRIBED, *CURVES)))
+KEYS = ("step", "time", *CURVES)
+STEP_KEYS = tuple(map(step_key, KEYS))
+"""The key of the step that each of `KEYS` describes."""
 
 
 class RunMetrics:
@@ -87,8 +89,10 @@ class RunMetrics:
         self._clear()
 
     def _clear(self) -> None:
-        self.rows: list[tuple[float, ...]] = []
-        """`KEYS` of each line; NaN where it has no number."""
+        self._lines = 0
+        self._rows: dict[int, list[float]] = {}
+        """`KEYS` by the step that they describe, which may be an earlier one than their line's; NaN where there is no
+        number."""
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS + 2)
         self._marked: dict[str, dict[str, Any]] = {}
         self.regimes: dict[int, str] = {}
@@ -102,13 +106,16 @@ class RunMetrics:
             if void:
                 self._clear()
             for line in lines:
-                check_metrics([line], self.folder.store.where(METRICS), len(self.rows) + 1)
+                check_metrics([line], self.folder.store.where(METRICS), self._lines + 1)
                 self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
         shown = line | {"probe/mi_high": clipped(line.get("probe/mi_high"), line.get("probe/ceiling"))}
         shown["probe/hard/mi_high"] = clipped(line.get("probe/hard/mi_high"), line.get("probe/hard/ceiling"))
-        self.rows.append(tuple(np.nan if shown.get(key) is None else float(shown[key]) for key in KEYS))
+        for place, (key, own) in enumerate(zip(KEYS, STEP_KEYS, strict=True)):
+            if (value := shown.get(key)) is not None:
+                self._row(line["step"] if line.get(own) is None else int(line[own]))[place] = float(value)
+        self._lines += 1
         self._recent.append(line)
         self._parts.take(line)
         if line.get("validation/success") is not None:
@@ -122,6 +129,9 @@ class RunMetrics:
             self._marked |= {"regime": line, "its probe": self._marked.get("probe", line)}
         if line.get("probe/step") is not None:
             self._marked["probe"] = line
+
+    def _row(self, step: int) -> list[float]:
+        return self._rows.setdefault(step, [float(step), *[np.nan] * (len(KEYS) - 1)])
 
     def status(self, now: float) -> RunStatus:
         """The run's status at `now`, unix seconds."""
@@ -153,7 +163,7 @@ class RunMetrics:
     def table(self, keys: Sequence[str]) -> np.ndarray:
         """(num_steps, num_keys) values of `keys`; NaN where a step has none."""
         with self._lock:
-            return np.array(self.rows or np.zeros((0, len(KEYS))))[:, [KEYS.index(key) for key in keys]]
+            return self._table()[:, [KEYS.index(key) for key in keys]]
 
     def part_rows(self, dimension: str) -> list[Row]:
         """The parts of a dimension, as `Parts.rows`."""
@@ -163,4 +173,7 @@ class RunMetrics:
     def times(self) -> list[tuple[int, float]]:
         """(step, time of its record in unix seconds) of every step."""
         with self._lock:
-            return [(int(row[0]), row[1]) for row in self.rows]
+            return [(int(step), at) for step, at in self._table()[:, :2]]
+
+    def _table(self) -> np.ndarray:
+        return np.array([self._rows[step] for step in sorted(self._rows)] or np.zeros((0, len(KEYS))))

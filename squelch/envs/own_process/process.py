@@ -254,7 +254,7 @@ class Session:
         return value
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The value of a call that changes no state, so that a successor of the process does not repeat it."""
+        """The value of a call; a successor of the process repeats only those of `_played`."""
         with self._process.lock:
             self._process.start()
             if self._generation != self._process.generation:

@@ -197,11 +197,16 @@ def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
     assert plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est_null_95=np.ones(3)), wanted) is None
 
 
-def test_a_value_stands_at_the_step_that_it_describes() -> None:
+def test_a_value_stands_at_the_step_that_it_describes(tmp_path: Path) -> None:
     """Step 1 was scored while step 2 was trained, and step 3 while it was recorded."""
-    late = {"first_turn__mi_est": np.array([np.nan, 0.5, 1.0]), "scorer__step": np.array([np.nan, 1.0, 3.0])}
-    columns = columns_of(np.array([1.0, 2.0, 3.0]), success=np.array([0.0, 0.5, 1.0]), **late)
-    success, mi = plots(columns)
+    folder = small_run(tmp_path / "late", 0)
+    archive = Archive(folder)
+    for step, late in ((1, {}), (2, {"first_turn/mi_est": 0.5, "scorer/step": 1}), (3, {"first_turn/mi_est": 1.0})):
+        archive.metrics(step, {"success": (step - 1) / 2, **late})
+    archive.close()
+    metrics = RunMetrics(RunFolder(folder))
+    metrics.refresh()
+    success, mi = plots(dict(zip(KEYS, metrics.table(KEYS).T, strict=True)))
     assert success.curves[0].points == "M0 1000 500 500 1000 0"
     assert mi.curves[0].points == "M0 500 1000 0" and mi.curves[0].now == 3
 
