@@ -62,15 +62,16 @@ class Mark:
 
 KEYS = (
     *("step", "success", "validation/success", "first_turn/mi_est", "first_turn/mi_est_null_95", "probe/mi"),
-    "probe/link/dependence_share",
+    *("probe/link/dependence_share", "reward_mean"),
 )
 """The columns that are drawn."""
 Wanted = tuple[str, str, str]
 """(label, role, key) of a curve."""
 
 
-def plots(columns: Mapping[str, np.ndarray]) -> list[Plot]:
-    """Success, MI and D over the steps, as far as they were measured. `columns`: (num_steps,) by `KEYS`."""
+def plots(columns: Mapping[str, np.ndarray], reward: bool = False) -> list[Plot]:
+    """Success, with `reward` the training reward, MI and D over the steps, as far as they were measured. `columns`:
+    (num_steps,) by `KEYS`."""
     success = [("training", "line", "success"), ("validation", "dots", "validation/success")]
     first = [
         ("first turn", "line", "first_turn/mi_est"),
@@ -80,6 +81,7 @@ def plots(columns: Mapping[str, np.ndarray]) -> list[Plot]:
     link = [("fixed probe", "line", "probe/link/dependence_share")]
     found = [
         plot("Success", "share of the trajectories", columns, success, share=True),
+        plot("Reward", "mean of the trajectories", columns, [("training", "line", "reward_mean")]) if reward else None,
         plot(mi, "nats per token", columns, first)
         or plot(mi, "nats per reasoning", columns, [("fixed probe", "line", "probe/mi")]),
         plot(d, "share of the answer's surprise", columns, link, share=True),
@@ -111,6 +113,16 @@ def mark(kind: str, step: int, span: tuple[int, int], text: str = "") -> Mark:
     """The mark of a step; one beyond an end of the axis stands there."""
     share = (step - span[0]) / max(1, span[1] - span[0])
     return Mark(kind, step, 100 * min(1.0, max(0.0, share)), text)
+
+
+def marks(notes: Sequence[tuple[str, int, int]], span: tuple[int, int]) -> list[Mark]:
+    """The marks of notes, each (kind, step, number) and the worst first; those of one step are one mark."""
+    steps: dict[int, list[tuple[str, int]]] = {}
+    for kind, step, number in notes:
+        steps.setdefault(step, []).append((kind, number))
+    return [
+        mark(those[0][0], step, span, ", ".join(str(number) for _, number in those)) for step, those in steps.items()
+    ]
 
 
 def _drawn(

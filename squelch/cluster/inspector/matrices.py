@@ -1,7 +1,7 @@
 """A step's score matrix for the page: the heat map, one of its cells, and the templates.
 
 A cell (i, j) says how likely reasoning i is under prompt j. The heat map shows p(X_j | Z_i), the posterior over the
-prompts of the matrix under a uniform prior: a bright diagonal means that reasonings name their prompts, even columns
+prompts of the matrix under a uniform prior: a strong diagonal means that reasonings name their prompts, even columns
 that they fit all prompts alike. The rows are sorted by their own prompt.
 """
 

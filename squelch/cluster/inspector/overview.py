@@ -4,7 +4,7 @@
 status (state, success, regime) ──┬──▶ verdict (one sentence), next step (a command)
 findings that hold ───────────────┴──▶ notes ──▶ marks on the course ◀── success, MI, D, checkpoints
 events (alarms, ended findings) ──────▶   ┘
-score matrices of some steps ────────────▶ small matrices: a bright diagonal against flat
+score matrices of some steps ────────────▶ small matrices: a strong diagonal against flat
 ```
 
 Everything comes from the run's own files. `verdict` takes what is worst: the first finding that holds, else an alarm
@@ -148,7 +148,7 @@ def ends_of(success: np.ndarray) -> tuple[float, float] | None:
 
 
 def verdict(run: RunStatus, held: Held, success: np.ndarray, validation: np.ndarray) -> str:
-    """The run in one sentence: how far it is, what its success did, and what is worst about it. `success`,
+    """The run in one sentence: how far it is, what its success did, unless what is worst tells it, and that. `success`,
     `validation`: (num_steps,), the success of each step's training and validation."""
     known = validation[np.isfinite(validation)]
     ends, of = ((known[0], known[-1]), "validation") if len(known) > 1 else (ends_of(success), "training")
@@ -158,7 +158,7 @@ def verdict(run: RunStatus, held: Held, success: np.ndarray, validation: np.ndar
         course = f"{of} success went from {ends[0]:.2f} to {ends[1]:.2f}"
     elif run.success is not None:
         course = f"success is {run.success:.2f}"
-    if course:
+    if course and "success" not in worst:
         worst = f"{course}, {'and' if good else 'but'} {worst}"
     return f"{_progress(run)}: {worst}."
 
@@ -193,7 +193,7 @@ def _progress(run: RunStatus) -> str:
 def _worst(run: RunStatus, held: Held) -> tuple[str, bool]:
     """What is worst about the run, as the end of a sentence, and whether it is good."""
     if (found := _severe(held)) is not None:
-        return f"{within(found.says)}, since step {found.since}", False
+        return f"{within(found.says)} (since step {found.since})", False
     if run.dependence:
         return f"an alarm is raised: {run.dependence}", False
     if run.regime is None:

@@ -83,13 +83,14 @@ class Pages:
         columns = dict(zip(course.KEYS, self.run_metrics.table(course.KEYS).T, strict=True))
         span, kept = course.ends(columns["step"]), list(self.folder.checkpoints())
         marks = [course.mark("checkpoint", step, span) for step in kept]
-        marks += [course.mark(one.kind, one.step, span, str(one.number)) for one in found]
+        marks += course.marks([(one.kind, one.step, one.number) for one in found], span)
+        rewarded = any("reward_mean" in one.entry.evidence for one, _ in held)
         smalls, place = self._smalls(scored, problems), self.folder.store.where()
         return self._page(
             request, "overview.html",
             verdict=overview.verdict(run, held, columns["success"], columns["validation/success"]),
             tone=overview.tone(run, held), next=overview.next_step(run, held, place), notes=found,
-            plots=course.plots(columns), span=span, marks=marks, checkpoints=kept, smalls=smalls,
+            plots=course.plots(columns, rewarded), span=span, marks=marks, checkpoints=kept, smalls=smalls,
             regimes=self.run_metrics.regimes, problems=problems,
         )  # fmt: skip
 

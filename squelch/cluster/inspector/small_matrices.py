@@ -1,4 +1,4 @@
-"""Small pictures of a run's score matrices over its steps: a bright diagonal fades as reasonings stop to name their
+"""Small pictures of a run's score matrices over its steps: a strong diagonal fades as reasonings stop to name their
 prompts. Pure.
 
 A picture has one row and one column for each prompt, or for some neighbouring ones: the mean posterior of the prompt in

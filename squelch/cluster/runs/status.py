@@ -239,9 +239,8 @@ def _regime(lines: Sequence[Line]) -> tuple[str, str] | tuple[None, None]:
         line = lines[index]
         if (name := regime_of(line)) is not None:
             read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
-            return name, decided_by(
-                name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
-            )
+            links = _below(read, "probe/link/") | _below(read, "probe/step", "step")
+            return name, decided_by(name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), links)
     return None, None
 
 

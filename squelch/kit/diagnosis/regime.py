@@ -210,7 +210,8 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
         regime: one of REGIMES.
         metrics: of its scope, whose keys do not contain the scope; with a judge also `judge/true_share` and
             `judge/least_true`.
-        links: of the last evaluation of the answers, with the keys of `LinksEvaluation.metrics`; empty without one.
+        links: of the last evaluation of the answers, with the keys of `LinksEvaluation.metrics`, and perhaps its
+            `step`; empty without one.
     """
     inputs = RegimeInputs.of(metrics)
     depends = f"MI {inputs.mi_seq_est:.2f} nats{_beyond(inputs)}"
@@ -238,7 +239,10 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
         return f"{depends}; {answers}{part}"
     if not inputs.known:
         return "MI is not known"
-    return f"{depends}; {'D is not known' if math.isnan(value) else 'the reasoning states too little to be judged'}"
+    if math.isnan(value):
+        return f"{depends}; D is not known"
+    when = f" of step {links['step']:.0f}" if "step" in links else ""
+    return f"{depends}; D{when} is too old, or the reasoning states too little to be judged"
 
 
 def dependence_words(metrics: Mapping[str, float]) -> tuple[bool | None, str]:

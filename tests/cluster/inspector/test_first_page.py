@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.cluster.inspector import overview
-from squelch.cluster.inspector.course import KEYS, MOST_POINTS, mark, plot, plots
+from squelch.cluster.inspector.course import KEYS, MOST_POINTS, mark, marks, plot, plots
 from squelch.cluster.inspector.matrices import judged
 from squelch.cluster.inspector.overview import REGIME_WORDS
 from squelch.cluster.inspector.run_metrics import RunMetrics
@@ -45,7 +45,7 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
     text = html.unescape(open_run(falling).get("/").text)
     assert verdict_of(text) == (
         "At step 40 of 40: training success went from 0.06 to 0.15, but the answer ignores the reasoning: the own "
-        "reasoning removes 4% of the answer's surprise (D 0.04 nats), since step 20."
+        "reasoning removes 4% of the answer's surprise (D 0.04 nats) (since step 20)."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
     command = re.findall(r'<section class="next">.*?<pre>(.*?)</pre>', text, re.DOTALL)[0]
@@ -54,6 +54,13 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
         and command.split()[3] == "name=falling-again"
         and "=" in command.split()[4]
     )
+
+
+def test_a_finding_about_success_says_it_alone(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "told", 3)
+    tell(folder, replace(FOUND, name="success_collapsed", says="Validation success has collapsed"))
+    verdict = verdict_of(open_run(folder).get("/").text)
+    assert verdict == "At step 3 of 9: validation success has collapsed (since step 2)."
 
 
 def test_an_alarm_is_the_verdict_where_no_finding_holds(falling: Path, open_run: Opener, tmp_path: Path) -> None:
@@ -195,6 +202,21 @@ def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
     still = plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est=np.zeros(3)), wanted)
     assert still is not None and "nan" not in still.curves[0].points and len(still.curves) == 1
     assert plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est_null_95=np.ones(3)), wanted) is None
+
+
+def test_notes_of_one_step_are_one_mark_with_all_numbers_in_the_colour_of_the_worst() -> None:
+    found = marks([("critical", 20, 1), ("warning", 5, 2), ("warning", 40, 3), ("alarm", 40, 4)], (0, 40))
+    assert [(one.kind, one.step, one.text) for one in found] == [
+        ("critical", 20, "1"),
+        ("warning", 5, "2"),
+        ("warning", 40, "3, 4"),
+    ]
+
+
+def test_the_reward_is_drawn_where_a_finding_speaks_of_it() -> None:
+    columns = columns_of(np.arange(3.0), success=np.array([0.5, 0.2, 0.1]), reward_mean=np.array([0.0, 0.4, 0.8]))
+    assert [one.title for one in plots(columns)] == ["Success"]
+    assert [(one.title, one.high) for one in plots(columns, reward=True)] == [("Success", 0.5), ("Reward", 0.8)]
 
 
 def test_a_value_stands_at_the_step_that_it_describes(tmp_path: Path) -> None:

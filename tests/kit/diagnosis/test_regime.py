@@ -177,7 +177,8 @@ LINKS = {
         ("used", {}, {}, "MI 1.50 nats, p = 0.001; D 3.36 [3.25, 3.47] nats, 52% of the answer's surprise"),
         ("unknown", {"mi_seq_est": math.nan}, {}, "MI is not known"),
         ("unknown", {}, {"dependence": math.nan}, "MI 1.50 nats, p = 0.001; D is not known"),
-        ("unknown", {}, {}, "states too little to be judged"),
+        ("unknown", {}, {}, "D is too old, or the reasoning states too little to be judged"),
+        ("unknown", {}, {"step": 25.0}, "D of step 25 is too old, or"),
     ],
 )
 def test_a_regime_says_what_was_measured_and_against_which_floor(
