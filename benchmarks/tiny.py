@@ -25,7 +25,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import RunConfig, load
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
-from squelch.kit.diagnosis.proxies import proxies_of_samples
+from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.records.shared_prefix import distinct
 from squelch.kit.scoring.cross_scoring import CrossScorer
 from squelch.learner.warmup import tiny
@@ -77,7 +77,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     matrix = CrossScorer(model, token_budget=2048).matrix(prompts, reasonings)
     lengths, source = np.array([len(z) for z in reasonings]), np.array([ids[one.seed] for one in chosen])
     same = distinct(prompts)[1]
-    report = proxies_of_samples(matrix, lengths, source, prompt_id=same).as_dict()
+    report = proxies_of_scores(usable(matrix, lengths, source, prompt_id=same)).as_dict()
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
     metrics = {name: float(report[name]) for name in names}
     return metrics | {"retrieval_over_chance": metrics["retrieval_accuracy"] / metrics["retrieval_chance"]}

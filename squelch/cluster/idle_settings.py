@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import eq, ne, not_
 from typing import Any
 
 from squelch.cluster.config import RunConfig
@@ -42,71 +44,50 @@ class Case:
         return replace(self, switch=entry.keyed(self.switch), keys=tuple(map(entry.keyed, self.keys)))
 
 
-def _case(switch: str, off: Callable[[Any], bool], *names: str, below: str = "", reason: str = "") -> Case:
-    return Case(switch, off, tuple(f"{below}{name}" for name in names), reason)
+def _case(switch: str, off: Callable[[Any], bool], *names: str, others: tuple[str, ...] = (), reason: str = "") -> Case:
+    """`names`: of settings in the block of the switch; `others`: whole keys."""
+    block = switch[: switch.rfind(".") + 1]
+    return Case(switch, off, (*(f"{block}{name}" for name in names), *others), reason)
 
 
-OBJECTIVE = "learner.objective."
+def _is(value: Any) -> Callable[[Any], bool]:
+    return partial(eq, value)
+
+
+def _is_not(value: Any) -> Callable[[Any], bool]:
+    return partial(ne, value)
+
+
+SCALE = ("learner.objective.loss_scale",)
 CASES: tuple[Case, ...] = (
-    _case(f"{OBJECTIVE}aggregation", lambda kind: kind != "constant", "normaliser_tokens", below=OBJECTIVE),
-    _case(f"{OBJECTIVE}anchor", lambda anchor: anchor != "recomputed", "mismatch_cap", below=OBJECTIVE),
-    _case(f"{OBJECTIVE}kl.coefficient", lambda size: size == 0, "estimator", "place", below=f"{OBJECTIVE}kl."),
-    _case(
-        f"{OBJECTIVE}overlong.penalty",
-        lambda size: size == 0,
-        *("max_tokens", "cache_tokens"),
-        below=f"{OBJECTIVE}overlong.",
-    ),
-    _case(
-        "learner.optimizer.decay_steps",
-        lambda steps: steps == 0,
-        *("decay", "final_factor"),
-        below="learner.optimizer.",
-    ),
-    _case("learner.ranks", lambda ranks: ranks == 1, "learner.placement"),
+    _case("learner.objective.aggregation", _is_not("constant"), "normaliser_tokens"),
+    _case("learner.objective.anchor", _is_not("recomputed"), "mismatch_cap"),
+    _case("learner.objective.kl.coefficient", _is(0), "estimator", "place"),
+    _case("learner.objective.overlong.penalty", _is(0), "max_tokens", "cache_tokens"),
+    _case("learner.optimizer.decay_steps", _is(0), "decay", "final_factor"),
+    _case("learner.ranks", _is(1), "placement"),
     *(
-        _case("filter.rule", lambda rule, name=name: name not in RULES[rule].settings, f"filter.{name}")
+        _case("filter.rule", lambda rule, name=name: name not in RULES[rule].settings, name)
         for name in sorted({name for rule in RULES.values() for name in rule.settings})
     ),
-    _case(
-        "filter.rule",
-        lambda rule: not RULES[rule].filters,
-        *("filter.keep", "filter.include_zero", "filter.target", f"{OBJECTIVE}loss_scale"),
-    ),
-    _case("filter.target", lambda target: target != "groups", f"{OBJECTIVE}loss_scale"),
-    _case("environment.name", lambda name: environment_class(name).whole_turns, "environment.format.format_penalty"),
-    _case(
-        "environment.prompt",
-        lambda style: style != "natural",
-        *("worked_turn", "response_length"),
-        below="environment.format.",
-    ),
-    _case("filter.window", lambda window: window != "sliding", "filter.window_size"),
-    _case("filter.refill", lambda refill: not refill, "filter.max_refill_rounds"),
-    _case("gradients.every", lambda every: every == 0, "gradients.groups"),
-    _case(
-        "rollout.num_gpus",
-        lambda gpus: gpus == 0,
-        *("gpu_memory_utilization", "tensor_parallel_size"),
-        below="rollout.",
-    ),
-    _case("rollout.num_gpus", lambda gpus: gpus > 0, "rollout.num_threads"),
-    _case("model.path", lambda path: path != "tiny", "model.tiny_seed", "model.tiny_tokens"),
+    _case("filter.rule", lambda rule: not RULES[rule].filters, "keep", "include_zero", "target", others=SCALE),
+    _case("filter.target", _is_not("groups"), others=SCALE),
+    _case("environment.name", lambda name: environment_class(name).whole_turns, "format.format_penalty"),
+    _case("environment.prompt", _is_not("natural"), "format.worked_turn", "format.response_length"),
+    _case("filter.window", _is_not("sliding"), "window_size"),
+    _case("filter.refill", _is(False), "max_refill_rounds"),
+    _case("gradients.every", _is(0), "groups"),
+    _case("rollout.num_gpus", _is(0), "gpu_memory_utilization", "tensor_parallel_size"),
+    _case("rollout.num_gpus", _is_not(0), "num_threads"),
+    _case("model.path", _is_not("tiny"), "tiny_seed", "tiny_tokens"),
     _case(
         "recorder.loggers",
         lambda loggers: "wandb" not in loggers,
         *("wandb_project", "wandb_entity", "wandb_mode"),
-        below="recorder.",
         reason="without wandb in recorder.loggers",
     ),
-    _case(
-        "store",
-        lambda store: not store,
-        *("every_s", "give_up_after_s", "lease_s"),
-        below="upload.",
-        reason="without a store",
-    ),
-    _case("cluster.address", bool, "num_cpus", "object_store_mib", below="cluster."),
+    _case("store", not_, "upload.every_s", "upload.give_up_after_s", "upload.lease_s", reason="without a store"),
+    _case("cluster.address", bool, "num_cpus", "object_store_mib"),
 )
 
 

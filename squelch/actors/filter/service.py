@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from squelch.kit.filter.decisions import Decision, StepDecision
+from squelch.kit.filter.decisions import StepDecision
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.windows import make_window
 from squelch.kit.process.progress_marks import IDLE, Progress
@@ -22,9 +22,10 @@ class FilterService:
     def __init__(self, config: FilterConfig) -> None:
         self._window = make_window(config)
 
-    def admit(self, summaries: list[GroupSummary]) -> list[Decision]:
-        """Adds groups; returns the decisions made on arrival (sliding window only)."""
-        return [decision for summary in summaries for decision in self._window.admit(summary)]
+    def admit(self, summaries: list[GroupSummary]) -> None:
+        """Adds groups, in their order; `close` returns the decisions on them, those made on arrival too."""
+        for summary in summaries:
+            self._window.admit(summary)
 
     def close(self, step: int, final: bool = False, target: int | None = None) -> tuple[StepDecision, dict[str, Any]]:
         """Ranks a step once all its tickets have ended; the decision, and the state after it without other open

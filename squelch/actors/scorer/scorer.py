@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,11 +53,13 @@ from squelch.kit.scoring.drawing import (
     version_mismatch,
     within_context,
 )
-from squelch.kit.scoring.linking import Engine
 from squelch.kit.scoring.matrix_metrics import UNKNOWN, matrix_metrics
 from squelch.kit.scoring.metrics import EXCLUSIONS, PART_METRICS
 from squelch.kit.scoring.modality_scoring import modality_metrics
 from squelch.kit.scoring.settings import TRAJECTORY_OTHERS
+
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 NAMED_TURNS = 20
 """Turns that are a part each; later ones are one part together."""
@@ -91,7 +93,7 @@ class Scorer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CrossScorer,
         config: ScorerConfig,
         seed: int,
         max_staleness: int = 0,

@@ -316,7 +316,7 @@ STOP_ENGINE: Call[[], None] = ROLLOUT_WORKER.row("stop", seconds(STOP_S))
 FILTER_SERVICE = Table("squelch.actors.filter.service:FilterService")
 FILTER_READY: Call[[Collection[int]], dict[str, Any]] = FILTER_SERVICE.row("state", setting("cluster.start_timeout_s"))
 """The state of a service that may just have been created, with these of the open steps."""
-ADMIT: Call[[list[GroupSummary]], Sequence[Any]] = FILTER_SERVICE.row("admit", seconds(FILTER_S))
+ADMIT: Call[[list[GroupSummary]], None] = FILTER_SERVICE.row("admit", seconds(FILTER_S))
 """Adds the groups of these summaries to their steps' windows; `kit.filter.windows` documents each call."""
 CLOSE: Call[[int, bool, int], tuple[StepDecision, dict[str, Any]]] = FILTER_SERVICE.row("close", seconds(FILTER_S))
 """Decides on a step: whether no further refill round is possible, and how many groups it should train on. Returns the

@@ -1,5 +1,5 @@
 """The protocols of the loop besides remote actors: the factory of the actors' clients, the store of the groups'
-rows, the archive and the exporter. Pure.
+rows, and the exporter. Pure.
 
 `cluster.fleet.ray_actors` implements the factory and the store on Ray; the tests run the same loop with in-process
 actors. `cluster.control.calls` lists the calls to the actors, `cluster.control.client` makes them.
@@ -7,7 +7,7 @@ actors. `cluster.control.calls` lists the calls to the actors, `cluster.control.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -73,27 +73,6 @@ class Actors(Protocol):
 
     def free_resources(self) -> str:
         """The free resources of the cluster and the actors without a node, for the message about a late start."""
-
-
-class Archive(Protocol):
-    """A run's groups, metrics and spans in its folder; implemented in `kit.archive`."""
-
-    def write_groups(
-        self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""
-    ) -> object:
-        """Writes a step's groups with the decision on each; ArchiveError if the disk refuses."""
-
-    def write_scores(self, step: int, table: pa.Table) -> object:
-        """Writes the score matrices of a step; ArchiveError if the disk refuses."""
-
-    def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
-        """The rows of these groups of a written step, in this order; ArchiveError if one cannot be read."""
-
-    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends a step's metrics to `metrics.jsonl`."""
-
-    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """Appends a span from `start` to `end` (unix seconds) to `events.jsonl`."""
 
 
 class MetricsSink(Protocol):

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.control.membership import MemberState
 from squelch.cluster.daemon_thread import OwnThread
 from squelch.cluster.fleet.fleet import Fleet
+from squelch.kit.metrics.exporter import Recorder
 
 BEAT_S = 5.0
 DISK_S = 0.05
@@ -28,17 +29,7 @@ DISK_S = 0.05
 waits for it."""
 
 
-class Gauges(Protocol):
-    """Takes the metrics; `kit.metrics.exporter.Recorder` documents each call."""
-
-    def set(self, name: str, value: float | None, **labels: str) -> None: ...
-
-    def replace(self, name: str, values: Mapping[tuple[str, ...], float | None]) -> None: ...
-
-    def forget(self, label: str, values: Collection[str]) -> None: ...
-
-
-def limits(config: RunConfig, gauges: Gauges) -> None:
+def limits(config: RunConfig, gauges: Recorder) -> None:
     """Exports the settings with which alert rules compare a run's metrics."""
     gauges.set("squelch_staleness_limit_versions", config.loop.max_staleness)
     gauges.set("squelch_weight_parity_limit_nats", config.rollout.parity_limit)
@@ -51,7 +42,7 @@ COMING = frozenset({MemberState.STARTING, MemberState.STALE})
 class Heartbeat:
     """Exports the current values at each `beat`, and ends the series of members that have left."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Recorder) -> None:
         self._fleet, self._ledger, self._gauges = fleet, ledger, gauges
         self._disk = _Disk(run_dir)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import Archive, MetricsSink
+from squelch.cluster.control.protocols import MetricsSink
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.coordinator import Coordinator
@@ -28,6 +28,7 @@ from squelch.cluster.loop.watchers.probing import Probing
 from squelch.cluster.loop.watchers.scoring import LastScoring, Scoring
 from squelch.cluster.loop.watchers.validation import Validation
 from squelch.cluster.loop.watchers.watcher import Watcher
+from squelch.kit.archive.writer import Archive
 
 
 def make_coordinator(

@@ -25,56 +25,21 @@ from squelch.cluster.setting_keys import OBSERVATION, PICTURED, flat, of_each
 from squelch.cluster.sweep.table import OF_THE_FILTER, text
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.process.terminal import UNKNOWN, aligned
+from squelch.kit.untrusted.text import own_yaml
 
-TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
+_READ: Any = own_yaml(Path(__file__).with_suffix(".yaml"))
+TASKS: Sequence[str] = _READ["tasks"]
 TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
-    ("ppo", "Qwen2.5-3B"): ((12.9, 16.0), (67.0, 10.9), (92.6, 0.6), (97.9, 0.0)),
-    ("dapo", "Qwen2.5-3B"): ((16.2, 5.1), (66.8, 2.1), (90.8, 2.8), (95.7, 1.6)),
-    ("grpo", "Qwen2.5-3B"): ((12.1, 9.0), (70.9, 2.3), (91.2, 1.2), (95.7, 2.2)),
-    ("dr_grpo", "Qwen2.5-3B"): ((12.1, -0.4), (23.2, 0.6), (91.2, 1.4), (96.5, 1.4)),
-    ("ppo", "Qwen2.5-0.5B"): ((3.3, 22.9), (19.5, 0.0), (10.0, -0.2), (23.0, -0.7)),
-    ("ppo", "Qwen2.5-1.5B"): ((17.0, 6.2), (36.5, 1.6), (80.3, 7.0), (56.6, 1.6)),
-    ("ppo", "Qwen2.5-7B"): ((42.4, 4.9), (85.0, -0.6), (84.0, 11.7), (97.7, 0.3)),
-    ("ppo", "Qwen2.5-3B-Instruct"): ((22.5, 14.2), (83.6, 2.3), (91.2, 0.4), (96.3, -0.6)),
-    ("ppo", "Llama-3.2-3B-Instruct"): ((24.4, 18.8), (84.6, -0.2), (86.1, 3.7), (99.2, -1.2)),
+    (algorithm, model): [(peak, gain) for peak, gain in cells] for algorithm, model, *cells in _READ["table_4"]
 }
 """Percent of the baseline's peak and the filter's gain, by algorithm and model, for each of `TASKS`."""
 MODALITY = "Qwen2.5-VL-3B-Instruct"
-TABLE_4_MODALITY: Mapping[bool, Mapping[str, tuple[float, float]]] = {
-    False: {"Sokoban": (53.0, 6.0), "FrozenLake": (16.0, 53.5)},
-    True: {"Sokoban": (65.0, 12.0), "FrozenLake": (19.5, 59.5)},
-}
-"""The same of `MODALITY`, for which the paper names no algorithm, by whether pictures take the place of text."""
-TABLE_5: Mapping[tuple[str, Any, str, str], tuple[float, float, float, bool]] = {
-    ("none", None, "", ""): (0.17, 0.54, 2.76, False),
-    ("top_p", 0.9, "reward_variance", "largest"): (0.38, 0.84, 1.64, True),
-    ("top_p", 0.5, "reward_variance", "largest"): (0.29, 0.83, 1.88, True),
-    ("min_p", 0.05, "reward_variance", "largest"): (0.42, 0.67, 1.64, True),
-    ("min_p", 0.2, "reward_variance", "largest"): (0.45, 0.36, 3.01, True),
-    ("top_k", 0.25, "reward_variance", "largest"): (0.22, 0.86, 1.28, True),
-    ("top_k", 0.5, "reward_variance", "largest"): (0.44, 0.89, 1.47, True),
-    ("top_k", 0.5, "reward_variance", "smallest"): (0.29, 0.47, 5.31, True),
-    ("", None, "reward_sum", "largest"): (0.24, 0.80, 4.18, False),
-    ("", None, "entropy", "largest"): (0.20, 0.41, 2.20, False),
-    ("", None, "entropy_variance", "largest"): (0.23, 0.70, 2.94, False),
-    ("", None, "length", "largest"): (0.16, 0.91, 1.65, False),
-}
-"""Peak success, retrieval, entropy, stable, by rule, rho, statistic and side. The paper names no rule for the last four
-statistics, and its scripts run top-p in either form."""
+TABLE_4_MODALITY: Mapping[bool, Mapping[str, tuple[float, float]]] = {False: _READ["text"], True: _READ["pictures"]}
+"""The same of `MODALITY`, by whether pictures take the place of text."""
+TABLE_5: Mapping[tuple[str, Any, str, str], Sequence[Any]] = {tuple(row[:4]): row[4:] for row in _READ["table_5"]}
+"""Peak success, retrieval, entropy, stable, by rule, rho, statistic and side."""
 OF_TABLE_5 = ("filter.rule", "filter.rho", "filter.statistic", "filter.keep")
-
-SAVINGS: Mapping[str, tuple[str, int, str]] = {
-    "groups_played": ("groups played", 0, ""),
-    "groups_trained": ("learned from", 0, ""),
-    "tokens_not_trained": ("tokens not trained on", 0, ""),
-    "rows_not_trained": ("rows", 0, ""),
-    "updates_skipped": ("updates skipped", 0, ""),
-    "seconds_not_trained": ("training s saved", 0, ""),
-    "seconds_thrown_away": ("rollout s lost", 0, ""),
-    "refill_rounds": ("refills", 0, ""),
-    "gain_per_100_groups": ("gain, 100 groups", 3, "+"),
-    "gain_per_100_updates": ("gain, 100 updates", 3, "+"),
-}
+SAVINGS: Mapping[str, tuple[str, int, str]] = _READ["savings"]
 """Title, digits and sign of each column of the last table."""
 
 

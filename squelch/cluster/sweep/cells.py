@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
 from squelch.cluster.config import RunConfig, dump
 from squelch.cluster.kept_secrets import handed_on
@@ -77,25 +77,10 @@ class Ended:
     last_words: str
 
 
-class CellRunner(Protocol):
-    """Runs a cell to its end."""
-
-    async def run(self, cell: Cell) -> Ended:
-        """Runs the cell's process to its end.
-
-        Raises:
-            BlockingIOError: another process runs this cell.
-            OSError: the process cannot be started.
-        """
-
-    def interrupt(self) -> None:
-        """Asks every cell under way to end after its step; a second call asks them to end at once."""
-
-
 class Sweep:
     """Runs the cells of a plan; see the module's docstring."""
 
-    def __init__(self, plan: Plan, runner: CellRunner, parallel: int, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, runner: ProcessRunner, parallel: int, say: Callable[[str], None]) -> None:
         self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
         self.stopped_by = 0
         self.outcomes = {c.name: _finished(c.folder) or Outcome("pending") for c in plan.cells}
@@ -230,7 +215,12 @@ class ProcessRunner:
         self._asked_at: float | None = None
 
     async def run(self, cell: Cell) -> Ended:
-        """Runs the cell's process to its end, as `CellRunner.run`."""
+        """Runs the cell's process to its end.
+
+        Raises:
+            BlockingIOError: another process runs this cell.
+            OSError: the process cannot be started.
+        """
         cell.folder.mkdir(parents=True, exist_ok=True)
         with open_own(cell.folder / ".lock") as lock, open_own(cell.folder / LOG) as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +260,7 @@ class ProcessRunner:
         return ending.result()
 
     def interrupt(self) -> None:
-        """Sends SIGINT to every cell under way."""
+        """Asks every cell under way to end after its step, by SIGINT; a second call asks them to end at once."""
         self._asked_at = self._asked_at or time.monotonic()
         for process in self._processes.values():
             _send(process, signal.SIGINT)

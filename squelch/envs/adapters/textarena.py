@@ -6,7 +6,7 @@
 
 The game's own messages are the observations, its rules stand in the first one, and its final reward, mostly from 0 to 1
 (-1 for some invalid moves), is the last turn's reward; earlier turns pay 0. A game that reaches no end within
-`environment.format.max_turns` pays nothing: the game's own limit stands in `GAMES`.
+`environment.format.max_turns` pays nothing: the game's own limit stands in `textarena.yaml`.
 
 The package seeds Python's global generator. Games therefore run in a process of their own, each under its own state of
 the generators (`envs.own_process`). Once a game has started, its chance events follow the noise seed. Install it with
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -29,6 +30,7 @@ from squelch.envs.text import legible
 from squelch.kit.base.settings import Settings
 from squelch.kit.records.splits import Split, no_task, split_of, task_key_of
 from squelch.kit.untrusted.files import reason
+from squelch.kit.untrusted.text import own_yaml
 
 MAX_OBSERVATION = 8000
 """Characters of an observation; the rest is cut."""
@@ -36,34 +38,9 @@ MAX_MOVE = 2000
 """Characters of a move; a longer text is none."""
 MAX_STARTS = 300
 """Starts drawn before the adapter concludes that the split has none."""
-GAMES: dict[str, int | None] = {
-    **dict.fromkeys(("2048-v0", *(f"2048-v0-{kind}" for kind in (
-        "ultra-easy", "mega-easy", "super-easy", "very-easy", "easy", "hard", "very-hard", "extreme",
-        "3x3", "5x5", "6x6", "8x8", "10x10"))), None),
-    "Bandit-v0": 20, "Bandit-v0-hard": 40,
-    "Blackjack-v0": None, "Blackjack-v0-long": None,
-    "Crosswords-v0": 30, "Crosswords-v0-hardcore": 30,
-    "FifteenPuzzle-v0": 200,
-    "FrozenLake-v0": 100, "FrozenLake-v0-random": 100, "FrozenLake-v0-hardcore": 100,
-    "GuessTheNumber-v0": 10, "GuessTheNumber-v0-hardcore": 10,
-    "LightsOut-v0": 20,
-    "LogicPuzzle-v0": 30, "LogicPuzzle-v0-hard": 30,
-    "Mastermind-v0": 20, "Mastermind-v0-hard": 30, "Mastermind-v0-extreme": 50,
-    "Secretary-v0": 5, "Secretary-v0-long": 10,
-    "Set-v0": 20,
-    "Slitherlink-v0": 200,
-    "Sudoku-v0": 100, "Sudoku-v0-very-easy": 100, "Sudoku-v0-easy": 100, "Sudoku-v0-medium": 100,
-    "ThreeCardMonte-v0": None,
-}  # fmt: skip
-"""The games that can be played, with their own limit of turns (None: no limit). Checked with version 0.7.4: one player,
-offline, a start in under a second that follows from the seed in every process, and starts that differ."""
-ONE_START: dict[str, int | None] = {
-    "Countdown-v0": 12, "Cryptarithm-v0": 100, "PegJump-v0": None,
-    "Minesweeper-v0": 100, "Minesweeper-v0-small": 100, "Minesweeper-v0-medium": 100, "Minesweeper-v0-hard": 100,
-    "TowerOfHanoi-v0": 14, "TowerOfHanoi-v0-medium": 30, "TowerOfHanoi-v0-hard": 62, "TowerOfHanoi-v0-hardcore": 126,
-    "TowerOfHanoi-v0-extreme": 254,
-}  # fmt: skip
-"""Games that always start alike, so that no start can be held out for validation (`hold_out: false`)."""
+_LISTED: Mapping[str, Mapping[str, int | None]] = own_yaml(Path(__file__).with_suffix(".yaml"))
+GAMES, ONE_START = _LISTED["games"], _LISTED["one_start"]
+"""The games that can be played, and those of them that always start alike, with their own limits of turns."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +20,11 @@ from squelch.kit.api.samples import Reasonings
 from squelch.kit.diagnosis.links import LinksEvaluation
 from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs
-from squelch.kit.scoring.linking import Pairs, PathEngine, draw_references, read_scored, score_links
+from squelch.kit.scoring.linking import Pairs, draw_references, read_scored, score_links
 from squelch.kit.scoring.settings import OTHERS, REFERENCES
+
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Answers:
 
 
 def read_answers(
-    engine: PathEngine, context_length: int, found: Reasonings, seed: int
+    engine: CrossScorer, context_length: int, found: Reasonings, seed: int
 ) -> tuple[Answers, np.ndarray | None]:
     """Scores the answers of a file and estimates their links. If every reasoning has its answer, the reasonings' own
     likelihoods under all prompts, (num_samples, num_prompts), come with them: an answer's row holds its reasoning, and

@@ -12,7 +12,7 @@ from squelch.kit.records.content import Picture
 from squelch.kit.scoring.modality_scoring import modality_metrics
 
 if TYPE_CHECKING:
-    from squelch.kit.scoring.linking import Engine
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 
 class _Drawn(NamedTuple):
@@ -22,7 +22,7 @@ class _Drawn(NamedTuple):
     source: np.ndarray
 
 
-def by_modality(engine: Engine, found: Reasonings, matrix: np.ndarray, seed: int) -> dict[str, float] | None:
+def by_modality(engine: CrossScorer, found: Reasonings, matrix: np.ndarray, seed: int) -> dict[str, float] | None:
     """The metrics of `kit.scoring.modality_scoring`, of which unknown ones are NaN; None without pictures. `matrix`:
     (num_samples, num_prompts) nats per sequence."""
     if not found.pictures:

@@ -157,17 +157,6 @@ def trend(points: Sequence[tuple[float, float]]) -> int:
     return int(math.copysign(1, slope)) if slope and abs(slope) > TREND * error else 0
 
 
-def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
-    """(step, text) of each alarm that the lines of a run's `metrics.jsonl` raise."""
-    alarm, raised = DependenceAlarm(), []
-    for line in lines:
-        if line.get("reward_mean") is not None:
-            alarm.reward(line["step"], line["reward_mean"])
-        if (seen := score_of(line)) is not None and alarm.update(*seen):
-            raised.append((seen[0], alarm.text()))
-    return raised
-
-
 def score_of(line: Mapping[str, Any]) -> Scored | None:
     """The score in a line of `metrics.jsonl`, as arguments of `DependenceAlarm.update`; None without one.
 

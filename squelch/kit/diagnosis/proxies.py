@@ -131,26 +131,12 @@ class Scores:
         return int(self.prompt.max()) + 1
 
 
-def proxies(
-    log_likelihood: np.ndarray,
-    lengths: np.ndarray,
-    prompt_id: np.ndarray | None = None,
-    *,
-    ema: EmaState | None = None,
-    compat: Compat = "paper",
-    epsilon: float = 1e-3,
-) -> Proxies:
-    """Table 1 for N prompts with K reasonings each.
+def scores_of_matrix(log_likelihood: np.ndarray, lengths: np.ndarray, prompt_id: np.ndarray | None = None) -> Scores:
+    """The usable scores of N prompts with K reasonings each.
 
     `log_likelihood`: (N, K, N), nats per sequence; `lengths`: (N, K), tokens; `prompt_id`: (N,), equal for identical
     prompts, default all distinct. Raises ValueError naming the array whose shape does not fit.
     """
-    scores = scores_of_matrix(log_likelihood, lengths, prompt_id)
-    return proxies_of_scores(scores, ema=ema, compat=compat, epsilon=epsilon)
-
-
-def scores_of_matrix(log_likelihood: np.ndarray, lengths: np.ndarray, prompt_id: np.ndarray | None = None) -> Scores:
-    """The usable part of a matrix (N, K, N); arguments and errors as in `proxies`."""
     matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
     if matrix.ndim != 3 or matrix.shape[0] != matrix.shape[2] or 0 in matrix.shape:
         raise ValueError(f"log_likelihood has shape {matrix.shape}; it must be (N, K, N), none of them 0")
@@ -159,27 +145,6 @@ def scores_of_matrix(log_likelihood: np.ndarray, lengths: np.ndarray, prompt_id:
         raise ValueError(f"lengths has shape {tokens.shape}; log_likelihood asks for {(num_prompts, num_draws)}")
     source = np.repeat(np.arange(num_prompts), num_draws)
     return usable(matrix.reshape(-1, num_prompts), tokens.ravel(), source, prompt_id=prompt_id)
-
-
-def proxies_of_samples(
-    log_likelihood: np.ndarray,
-    lengths: np.ndarray,
-    source: np.ndarray,
-    *,
-    column_weights: np.ndarray | None = None,
-    prompt_id: np.ndarray | None = None,
-    ema: EmaState | None = None,
-    compat: Compat = "paper",
-    epsilon: float = 1e-3,
-) -> Proxies:
-    """Table 1 for any number of samples per prompt.
-
-    `log_likelihood`: (num_samples, num_columns); `lengths`: (num_samples,); `source`: (num_samples,) column that each
-    sample came from; `column_weights`: (num_columns,) multiplicity of each column in the mixture, default 1;
-    `prompt_id`: (num_columns,). `ema` is updated in place. Raises ValueError naming the array that does not fit.
-    """
-    scores = usable(log_likelihood, lengths, source, column_weights, prompt_id)
-    return proxies_of_scores(scores, ema=ema, compat=compat, epsilon=epsilon)
 
 
 def proxies_of_scores(
@@ -209,7 +174,13 @@ def usable(
     column_weights: np.ndarray | None = None,
     prompt_id: np.ndarray | None = None,
 ) -> Scores:
-    """Checks shapes, normalises weights, and excludes samples with no tokens or a NaN or infinite likelihood."""
+    """The usable scores of any number of samples per prompt: checks shapes, normalises weights, and excludes samples
+    with no tokens or a NaN or infinite likelihood.
+
+    `log_likelihood`: (num_samples, num_columns); `lengths`: (num_samples,); `source`: (num_samples,) column that each
+    sample came from; `column_weights`: (num_columns,) multiplicity of each column in the mixture, default 1;
+    `prompt_id`: (num_columns,). Raises ValueError naming the array that does not fit.
+    """
     matrix = np.asarray(log_likelihood, np.float64)
     tokens, column = np.asarray(lengths, np.float64), np.asarray(source)
     if matrix.ndim != 2 or 0 in matrix.shape:

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.metrics.registry import Registry
 from squelch.kit.metrics.series import Flat
 from squelch.kit.metrics.settings import RecorderConfig
@@ -30,21 +31,10 @@ PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
 
 
 class Logger(Protocol):
-    """Takes the metrics of each step."""
+    """Takes the metrics of each step, and ends with the run."""
 
     def step(self, step: int, flat: Flat) -> None:
         """Takes the flat metrics of a training step."""
-
-
-class Exporter(Logger, Protocol):
-    """Takes single values between two steps too (`kit.metrics.exporter`)."""
-
-    def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Sets a gauge."""
-
-
-class RunLogger(Logger, Protocol):
-    """A logger that ends with the run."""
 
     def close(self, exit_code: int) -> None:
         """Writes what is left; `exit_code` is that of the run, 0 for success."""
@@ -56,7 +46,7 @@ class Loggers:
     `exit_code`: that of the run; a block that an exception ends has failed.
     """
 
-    def __init__(self, exporter: Exporter, loggers: Sequence[RunLogger]) -> None:
+    def __init__(self, exporter: Recorder, loggers: Sequence[Logger]) -> None:
         self._exporter, self._loggers = exporter, tuple(loggers)
         self.exit_code = 1
 
@@ -66,7 +56,8 @@ class Loggers:
 
     def step(self, step: int, flat: Flat) -> None:
         """Takes the flat metrics of a training step."""
-        for logger in (self._exporter, *self._loggers):
+        self._exporter.step(step, flat)
+        for logger in self._loggers:
             logger.step(step, flat)
 
     def __enter__(self) -> Loggers:
@@ -86,7 +77,7 @@ def require_packages(config: RecorderConfig) -> None:
 
 def open_loggers(
     config: RecorderConfig, registry: Registry, run_dir: Path, name: str, settings: Mapping[str, Any], clock: int
-) -> list[RunLogger]:
+) -> list[Logger]:
     """The configured loggers of the run in `run_dir`.
 
     Args:
@@ -97,15 +88,15 @@ def open_loggers(
         ValueError: a logger cannot start; the text says which, why, and what helps.
     """
 
-    def tensorboard() -> RunLogger:
+    def tensorboard() -> Logger:
         from squelch.kit.metrics.tensorboard_log import TensorBoardLog
 
         return TensorBoardLog(registry, run_dir / "tensorboard", clock)
 
-    def wandb() -> RunLogger:
+    def wandb() -> Logger:
         from squelch.kit.metrics.wandb_log import WandbLog
 
         return WandbLog(config, registry, run_dir, name, settings)
 
-    makers: dict[str, Callable[[], RunLogger]] = {"tensorboard": tensorboard, "wandb": wandb}
+    makers: dict[str, Callable[[], Logger]] = {"tensorboard": tensorboard, "wandb": wandb}
     return [makers[logger]() for logger in config.loggers]

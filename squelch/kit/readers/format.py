@@ -51,10 +51,6 @@ HOLDS: Mapping[str, str] = {
     "prompts of turns": "the ids that each turn was fed",
 }
 """What a format's files hold, or may hold: what the checks need of them (`checks/catalogue.yaml`)."""
-OF_IDS = frozenset(
-    {"rewards", "answers", "prompts", "tokens", "ids", "prompt ids", "rendered prompts", "logprobs", "loss mask"}
-)
-"""What trainers write that keep the ids which they learn from."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The files that trainers write, as one table of formats: how a file is recognised, what a record holds, and which
-weights sampled it.
+"""The files that trainers write, as one table of formats, `formats.yaml`: how a file is recognised, what a record
+holds, and which weights sampled it.
 
 `rows.py` reads files by this table, for every command.
 
@@ -46,15 +46,16 @@ Invariants:
 
 - A format is recognised by its columns, and where two match, or none, the user says which with `--format`.
 - A record may be several rows (turns, agents), or none: then the format says why, and the reason is counted.
-- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS`, which has its traits, and its function in a module
-  beside `format_rows.py`.
+- Pure: no torch, no Ray. A new trainer is one entry of `formats.yaml`, which has its traits, and its function in a
+  module beside `format_rows.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from squelch.kit.base.errors import UserError, did_you_mean
 from squelch.kit.readers import (
@@ -66,347 +67,64 @@ from squelch.kit.readers import (
     message_graph,
     trajectory_rows,
 )
-from squelch.kit.readers.format import OF_IDS, Format, Origin, Traits
+from squelch.kit.readers.format import Format, Origin, Traits
 from squelch.kit.readers.records import SUFFIXES, columns_of
 from squelch.kit.readers.weights import WeightsRule
 from squelch.kit.untrusted.files import is_file, is_folder, shortened
+from squelch.kit.untrusted.text import own_yaml
 
 SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json")
 """Files of a folder that `save_to_disk` wrote."""
-_NUMBER = r"(\d{1,18})"
-FORMATS = {
-    one.name: one
-    for one in (
-        Format(
-            "trl",
-            (frozenset({"step", "prompt", "completion", "advantage"}),),
-            format_rows.trl,
-            WeightsRule("checkpoint-{}", -1),
-            re.compile(rf"^completions_{_NUMBER}\."),
-            "**/completions_*.parquet",
-            origin=Origin(
-                "TRL 1.16.0",
-                "`log_completions=True`",
-                "`completions/completions_N.parquet`",
-                "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
-                by_hand=False,
-            ),
-            traits=Traits(
-                frozenset({"rewards", "answers", "advantages", "prompts"}),
-                groups="whole",
-                names_groups=False,
-                scores_each=True,
-                last_rows=True,
-                may_leave_unscored=True,
-                rules_are_known=True,
-                raw_prompts=True,
-            ),
-        ),
-        Format(
-            "verl",
-            (frozenset({"input", "output", "score", "step"}),),
-            format_rows.verl,
-            WeightsRule("global_step_{}", -1),
-            re.compile(rf"^{_NUMBER}\.jsonl"),
-            "*.jsonl",
-            origin=Origin(
-                "verl 0.9.1",
-                "`trainer.rollout_data_dir`",
-                "`N.jsonl`",
-                "text without special tokens, all turns in one; score",
-            ),
-            traits=Traits(
-                frozenset({"rewards", "answers", "prompts", "tokens"}),
-                groups="whole",
-                one_prompt=True,
-                drops_groups=True,
-                scores_each=True,
-            ),
-        ),
-        Format(
-            "verl_validation",
-            (),
-            format_rows.verl,
-            WeightsRule("global_step_{}", 0),
-            re.compile(rf"^{_NUMBER}\.jsonl"),
-            "*.jsonl",
-            origin=Origin(
-                "verl 0.9.1",
-                "`trainer.validation_data_dir`",
-                "`N.jsonl`, with the same columns: say `--format`",
-                "as above",
-            ),
-            traits=Traits(scores_each=True),
-        ),
-        Format(
-            "verifiers",
-            (frozenset({"traces", "task", "env"}), frozenset({"nodes", "task"})),
-            message_graph.episode,
-            WeightsRule("step_{}", 0),
-            files="**/*.jsonl*",
-            origin=Origin(
-                "verifiers 0.4.0, prime-rl (048a6e23)",
-                "its evaluations; prime-rl's file monitor",
-                "`traces.jsonl`; `monitors/file/traces/stream/`",
-                "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
-                remark=" (N: the policy's version)",
-                by_hand=False,
-            ),
-            traits=Traits(
-                OF_IDS | {"advantages", "tasks", "evaluations", "text of ids", "messages of ids"},
-                groups="streamed",
-                scores_each=True,
-                versions_are_checkpoints=True,
-            ),
-        ),
-        Format(
-            "nemo_rl",
-            (frozenset({"token_ids", "token_loss_mask"}), frozenset({"content", "rewards", "idx"})),
-            format_rows.nemo_rl,
-            WeightsRule("step_{}", -1),
-            re.compile(rf"^(?:train|val)_data_step{_NUMBER}\."),
-            "**/train_data_step*.jsonl",
-            re.compile(r"^val_data_step"),
-            origin=Origin(
-                "NeMo-RL (0275e758)",
-                "always, without NeMo Gym",
-                "`train_data_stepN.jsonl`",
-                "ids with log-probabilities and advantages, turns; reward; no group",
-                remark="; `val_data_stepN`: `step_N`",
-            ),
-            traits=Traits(
-                OF_IDS | {"advantages", "evaluations", "trained logprobs"},
-                groups="whole",
-                names_groups=False,
-                tasks_are_texts=True,
-                drops_groups=True,
-                scores_each=True,
-            ),
-        ),
-        Format(
-            "areal",
-            (frozenset({"task_id", "sample_idx", "head_version", "tail_version", "prompt", "completion"}),),
-            format_rows.areal,
-            WeightsRule("globalstep{}", -1, 0),
-            re.compile(rf"^{_NUMBER}$"),
-            "**/*.jsonl",
-            origin=Origin(
-                "AReaL 1.0.4",
-                "`rollout.dump_to_file=true`, `rollout.tokenizer_path`",
-                "`rollout/N/TASK.jsonl`: give the folder",
-                "text with special tokens, one turn, reward, group, versions",
-            ),
-            traits=Traits(
-                frozenset({"rewards", "answers", "prompts", "tokens", "rendered prompts"}),
-                drops_groups=True,
-                scores_each=True,
-                shows_ends=True,
-                versions_are_checkpoints=True,
-            ),
-        ),
-        Format(
-            "slime",
-            (frozenset({"tokens", "response", "response_length", "prompt"}),),
-            format_rows.slime,
-            WeightsRule("iter_{:07d}", -1, 0),
-            re.compile(rf"^(?:eval_)?(?:\D*_)?{_NUMBER}\.jsonl"),
-            "**/*.jsonl*",
-            re.compile(r"^eval_|_eval_"),
-            origin=Origin(
-                "slime (0d234f3e)",
-                "`--save-debug-rollout-data`",
-                "a pickle, which is not read: convert it (below)",
-                "ids with log-probabilities, turns, reward, group, versions, failures",
-            ),
-            traits=Traits(
-                OF_IDS | {"evaluations", "text of ids"},
-                groups="whole",
-                one_prompt=True,
-                drops_groups=True,
-                scores_each=True,
-                staleness=1,
-            ),
-        ),
-        Format(
-            "skyrl",
-            (frozenset({"input_prompt", "output_response", "score"}),),
-            format_rows.skyrl,
-            WeightsRule("global_step_{}", 0),
-            re.compile(rf"^global_step_{_NUMBER}_evals$"),
-            "**/*.jsonl",
-            origin=Origin(
-                "SkyRL 0.4.0",
-                "`trainer.dump_eval_results` (the default)",
-                "`dumped_evals/global_step_N_evals/`: evaluations only",
-                "text with special tokens, score",
-            ),
-            traits=Traits(frozenset({"rewards", "answers", "rendered prompts"}), scores_each=True, shows_ends=True),
-        ),
-        Format(
-            "chat",
-            tuple(frozenset({name}) for name in chat_rows.COLUMNS),
-            chat_rows.chat,
-            origin=Origin(
-                "OpenAI's `messages`, ShareGPT's `conversations`",
-                "",
-                "a conversation a line",
-                "messages with `reasoning_content`, `tool_calls` and `tools`: the last of the assistant, or each "
-                "(`--turns all`); columns of numbers as rewards; group: `prompt_id`, or the same beginning",
-            ),
-            is_general=True,
-            traits=Traits(frozenset({"answers", "prompts"})),
-        ),
-        Format(
-            "atif",
-            (frozenset({"schema_version", "agent", "steps"}),),
-            trajectory_rows.atif,
-            files="**/trajectory.[cj]*",
-            origin=Origin(
-                "ATIF 1.8.0",
-                "",
-                "`trajectory.json`, or one a line",
-                "each step of an agent: ids with log-probabilities, else messages; tools; no reward",
-                by_hand=False,
-            ),
-            traits=Traits(frozenset({"logprobs", "prompts of turns"})),
-        ),
-        Format(
-            "harbor",
-            (frozenset({"trial_name", "task_name", "agent_info"}), frozenset({"n_total_trials", "stats"})),
-            trajectory_rows.harbor,
-            files="**/result.json",
-            origin=Origin(
-                "Harbor 0.26.0",
-                "for ids: the agent's `collect_rollout_details`",
-                "the folder of a job or a trial",
-                "as `atif`, with each reward, group by task, failures",
-                by_hand=False,
-            ),
-            beside=harbor_trials.trajectories_beside,
-            layout=("trial.log", "*/trial.log"),
-            without=frozenset({"agent", "artifacts", "steps", "user-agent", "verifier"}),
-            traits=Traits(frozenset({"rewards", "logprobs", "prompts of turns"})),
-        ),
-        Format(
-            "squelch",
-            (frozenset({"token_ids", "loss_mask", "turns", "episode_return"}),),
-            format_rows.archive,
-            step_in_path=re.compile(rf"^step-{_NUMBER}\.parquet$"),
-            files="**/step*.parquet",
-            columns=frozenset(
-                {"step", "group_id", "trajectory", "split", "episode_return", "truncated", "failure_cause"}
-                | {"token_ids", "log_probs", "turns", "segments"}
-            ),
-            origin=Origin(
-                "Squelch",
-                "always",
-                "`groups/step-N.parquet`",
-                "ids with log-probabilities, turns, return, group, versions, failures",
-                by_hand=False,
-            ),
-            traits=Traits(
-                OF_IDS | {"tasks"},  # validation is not archived
-                groups="whole",
-                scores_each=True,
-                learns_all=True,
-                tempered=True,
-                checkpoints=WeightsRule("step-{}", -1),
-            ),
-        ),
-        Format(
-            "inspect_ai",
-            (frozenset({"eval", "samples"}),),
-            inspect_log.log,
-            files="**/*.eval",
-            origin=Origin(
-                "inspect_ai 0.3.285",
-                "always",
-                "`NAME.eval`, or `.json`",
-                "messages, tools, turns, epochs as a group, each score, limits, failures; no ids or pictures",
-                by_hand=False,
-            ),
-            traits=Traits(frozenset({"rewards"})),
-        ),
-        Format(
-            "art",
-            (
-                frozenset({"trajectory_json", "group_json"}),
-                frozenset({"group_index", "group_logs", "messages"}),
-                frozenset({"trajectories"}),
-                frozenset({"messages_and_choices"}),
-            ),
-            agent_rows.art,
-            step_in_path=re.compile(rf"^{_NUMBER}\.(?:parquet|jsonl)$"),
-            files="**/train/[0-9]*.parquet",
-            origin=Origin(
-                "ART 0.5.23",
-                "always",
-                "`trajectories/SPLIT/N.parquet`; older: `N.jsonl`",
-                "ids with log-probabilities if its server gave them, else messages; tools, turns, reward, group, "
-                "versions, failures",
-                by_hand=False,
-            ),
-            traits=Traits(
-                frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"}),
-                groups="whole",
-                scores_each=True,
-            ),
-        ),
-        Format(
-            "nemo_gym",
-            (
-                frozenset({"responses_create_params", "response", "reward"}),
-                frozenset({"_ng_failure_class", "_ng_task_index"}),
-            ),
-            agent_rows.nemo_gym,
-            origin=Origin(
-                "NeMo Gym 0.7.0",
-                "always",
-                "`output_jsonl_fpath`",
-                "as `art`, without versions",
-            ),
-            traits=Traits(frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"})),
-        ),
-        Format(
-            "swe_agent",
-            (frozenset({"trajectory", "history", "info"}), frozenset({"attempts"})),
-            agent_rows.swe_agent,
-            files="**/*.traj",
-            layout=("*/*.traj",),
-            origin=Origin(
-                "SWE-agent (04ab2352)",
-                "always",
-                "`INSTANCE.traj`",
-                "messages, turns, group, limits, failures; no ids, tool schemas or reward",
-            ),
-        ),
-        Format(
-            "langfuse",
-            (frozenset({"traceId", "type", "input", "output"}), frozenset({"trace_id", "type", "input", "output"})),
-            agent_rows.langfuse,
-            files="**/*.jsonl*",
-            origin=Origin(
-                "Langfuse (03347058)",
-                "an export of observations as JSON",
-                "any",
-                "each call alone: text or messages, tools, failures; scores if its page exported it; no ids",
-            ),
-        ),
-        Format(
-            "columns",
-            (),
-            format_rows.columns,
-            columns=format_rows.KNOWN_COLUMNS,
-            traits=Traits(
-                frozenset({"answers", "prompts", "tokens", "ids", "rendered prompts", "prompts of turns"}),
-                one_prompt=True,
-                raw_prompts=True,
-                checkpoints=WeightsRule("checkpoint-{}", 0),
-            ),
-        ),
-    )
+PATH = Path(__file__).with_suffix(".yaml")
+MODULES = {
+    one.__name__.rpartition(".")[2]: one
+    for one in (agent_rows, chat_rows, format_rows, harbor_trials, inspect_log, message_graph, trajectory_rows)
 }
-"""By name. `columns` are the ones of docs/guide/use-with-other-trainers.md, in a file of any origin."""
+"""By the name that `formats.yaml` has for them."""
+
+
+def _named(name: str) -> Any:
+    """What a module of this folder calls so, e.g. `format_rows.trl`."""
+    module, _, own = name.partition(".")
+    return getattr(MODULES[module], own)
+
+
+def _columns(written: str | list[str]) -> frozenset[str]:
+    return _named(written) if isinstance(written, str) else frozenset(written)
+
+
+def _weights(written: Mapping[str, Any] | None) -> WeightsRule | None:
+    return None if written is None else WeightsRule(**written)
+
+
+def _traits(written: Mapping[str, Any]) -> Traits:
+    fields: dict[str, Any] = {**written, "checkpoints": _weights(written.get("checkpoints"))}
+    return Traits(**fields | {"holds": frozenset(written.get("holds", ()))})
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "rows": _named,
+    "needs": lambda sets: tuple(map(frozenset, sets)),
+    "weights": _weights,
+    "step_in_path": re.compile,
+    "evaluation": re.compile,
+    "columns": _columns,
+    "origin": lambda written: Origin(**written),
+    "beside": _named,
+    "layout": tuple,
+    "without": frozenset,
+    "traits": _traits,
+}
+"""How a field of `Format` is written, unless as it is."""
+
+
+def _format(name: str, written: Mapping[str, Any]) -> Format:
+    fields = {key: _READ[key](value) if key in _READ else value for key, value in written.items()}
+    return Format(name, **fields)
+
+
+FORMATS = {name: _format(name, written) for name, written in own_yaml(PATH).items()}
+"""By name, in the file's order."""
 
 
 def format_named(name: str) -> Format:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +18,15 @@ from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.diagnosis.repeats import new_tokens
 from squelch.kit.diagnosis.uncertainty import uncertainty
 from squelch.kit.records.content import Picture
-from squelch.kit.scoring.linking import PROMPTS_AT_ONCE, PathEngine
+from squelch.kit.scoring.linking import PROMPTS_AT_ONCE
 from squelch.kit.scoring.token_trees import Path
+
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 
 def score_completions(
-    engine: PathEngine,
+    engine: CrossScorer,
     prompts: Sequence[np.ndarray],
     completions: Sequence[np.ndarray],
     source: np.ndarray,
@@ -47,7 +51,7 @@ def score_completions(
 
 
 def completion_dependence(
-    engine: PathEngine,
+    engine: CrossScorer,
     prompts: Sequence[np.ndarray],
     completions: Sequence[np.ndarray],
     source: np.ndarray,

@@ -24,7 +24,7 @@ from squelch.kit.records.content import Prompt, content_key
 from squelch.kit.records.records import Cluster
 
 if TYPE_CHECKING:
-    from squelch.kit.scoring.linking import Engine
+    from squelch.kit.scoring.cross_scoring import CrossScorer
     from squelch.kit.scoring.probe_drawing import ProbeDraw
 
 METRICS = ("mi", "mi_low", "mi_high", "mi_standard_error", "ceiling", "answers_changed", "tasks", "pairs")
@@ -32,7 +32,7 @@ METRICS = ("mi", "mi_low", "mi_high", "mi_standard_error", "ceiling", "answers_c
 
 
 def hard_metrics(
-    engine: Engine, draw: ProbeDraw, matrix: np.ndarray, clusters: Mapping[str, Cluster]
+    engine: CrossScorer, draw: ProbeDraw, matrix: np.ndarray, clusters: Mapping[str, Cluster]
 ) -> dict[str, float]:
     """The metrics of an evaluation. `matrix`: (n, num_prompts) nats per sequence of the draw's reasonings under its
     prompts, NaN for pairs that were not scored; `clusters`: by the names of the tasks."""
@@ -89,14 +89,14 @@ def _begins(prompt: Prompt, start: Prompt) -> bool:
     return alike and np.array_equal(ids[: len(first)], first)
 
 
-def _too_long(engine: Engine, draw: ProbeDraw, prompts: list[Prompt], needed: np.ndarray) -> np.ndarray:
+def _too_long(engine: CrossScorer, draw: ProbeDraw, prompts: list[Prompt], needed: np.ndarray) -> np.ndarray:
     """(n,) bool: reasonings that do not fit behind every prompt that is to be scored."""
     longest = max((len(prompts[column][0]) for column in np.flatnonzero(needed.any(axis=0))), default=0)
     return np.array([len(z) + longest > engine.context_length for z in draw.reasonings], dtype=bool)
 
 
 def _scored(
-    engine: Engine, draw: ProbeDraw, prompts: list[Prompt], matrix: np.ndarray, needed: np.ndarray
+    engine: CrossScorer, draw: ProbeDraw, prompts: list[Prompt], matrix: np.ndarray, needed: np.ndarray
 ) -> np.ndarray:
     """(n, num_columns): what is known, and the needed pairs."""
     values = np.full(needed.shape, np.nan)

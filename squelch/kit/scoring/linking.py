@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,35 +27,11 @@ from squelch.kit.diagnosis.metrics import SHARES
 from squelch.kit.records.content import Picture
 from squelch.kit.scoring.token_trees import Path
 
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
+
 PROMPTS_AT_ONCE = 8
 """Prompts whose continuations are in memory at once; the ids that all prompts share are fed once for each such set."""
-
-
-class PathEngine(Protocol):
-    """The part of `kit.scoring.cross_scoring.CrossScorer` that scores continuations."""
-
-    def path_sums(
-        self,
-        prompts: Sequence[np.ndarray],
-        rows: Sequence[Sequence[Sequence[Path]]],
-        pictures: Sequence[Sequence[Picture]] | None = None,
-    ) -> list[list[np.ndarray]]:
-        """As `CrossScorer.path_sums`."""
-
-
-class Engine(PathEngine, Protocol):
-    """The part of `kit.scoring.cross_scoring.CrossScorer` that the scorer and the fixed probe use."""
-
-    context_length: int
-
-    def matrix(
-        self,
-        prompts: Sequence[np.ndarray],
-        reasonings: Sequence[np.ndarray],
-        wanted: np.ndarray | None = None,
-        pictures: Sequence[Sequence[Picture]] | None = None,
-    ) -> np.ndarray:
-        """As `CrossScorer.matrix`."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +95,7 @@ class _Plan:
 
 
 def score_links(
-    engine: PathEngine,
+    engine: CrossScorer,
     prompts: Sequence[np.ndarray],
     pairs: Pairs,
     wanted: np.ndarray,

@@ -31,7 +31,7 @@ from squelch.kit.records.content import Picture, content_key
 from squelch.kit.scoring.settings import PROBE_OTHERS
 
 if TYPE_CHECKING:
-    from squelch.kit.scoring.linking import Engine
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 Shown = tuple[Picture, ...]
 WHERE = "MI by modality"
@@ -59,7 +59,7 @@ class Drawn(Protocol):
 
 
 def modality_metrics(
-    engine: Engine,
+    engine: CrossScorer,
     draw: Drawn,
     matrix: np.ndarray | None,
     seed: Sequence[int],
@@ -123,7 +123,7 @@ class _Swaps:
         self.prompts: list[tuple[np.ndarray, Shown]] = list(zip(draw.prompts, draw.pictures, strict=True))
         self.wanted: set[tuple[int, int]] = set()
 
-    def scored(self, engine: Engine, others: int, blank: bool) -> dict[str, np.ndarray]:
+    def scored(self, engine: CrossScorer, others: int, blank: bool) -> dict[str, np.ndarray]:
         """(n, num_prompts) for each part, NaN for what was not scored; (n, 1) for `blank`."""
         asked: list[tuple[str, int, int, int]] = []
         for s in self.rows.tolist():
@@ -186,7 +186,7 @@ class _Swaps:
             self.wanted.add((s, column))
         return column
 
-    def _values(self, engine: Engine) -> np.ndarray:
+    def _values(self, engine: CrossScorer) -> np.ndarray:
         """(n, num_columns): what is known, and the wanted pairs."""
         values = np.full((len(self.matrix), len(self.prompts)), np.nan)
         values[:, : self.matrix.shape[1]] = self.matrix

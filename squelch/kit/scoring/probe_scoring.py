@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.kit.records.records import Cluster
 from squelch.kit.scoring import hard_scoring
 from squelch.kit.scoring.drawing import Groups
-from squelch.kit.scoring.linking import Engine, Pairs, draw_references, read_scored, score_links
+from squelch.kit.scoring.linking import Pairs, draw_references, read_scored, score_links
 from squelch.kit.scoring.metrics import ANSWER_EXCLUSIONS
 from squelch.kit.scoring.modality_scoring import modality_metrics
 from squelch.kit.scoring.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
@@ -42,6 +42,9 @@ METRICS = (
     *(f"modality/{key}" for key in MODALITY_KEYS),
     *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
+
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 """Keys of an evaluation's metrics, each NaN if unknown."""
 
 
@@ -65,7 +68,9 @@ class FixedProbe:
     `answer_end` finds the answers; without it, or with `links` off, only the reasonings are scored.
     """
 
-    def __init__(self, engine: Engine, config: ProbeConfig, seed: int, answer_end: AnswerEnd | None = None) -> None:
+    def __init__(
+        self, engine: CrossScorer, config: ProbeConfig, seed: int, answer_end: AnswerEnd | None = None
+    ) -> None:
         self.engine, self.config, self.seed = engine, config, seed
         self._answer_end = answer_end if config.scores_answers else None
         self._first: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ from tests.kit.filter.summaries import summary
 def test_the_service_decides_as_the_window_does() -> None:
     config, groups = FilterConfig(rho=1.0), [summary([1, 0, 0, 1])]
     one, window = FilterService(config), FilterWindow(config)
-    assert one.admit(groups) == []
+    one.admit(groups)
     window.admit(groups[0])
     state = one.state()
     assert state == window.state()
@@ -20,6 +20,7 @@ def test_the_service_decides_as_the_window_does() -> None:
 def test_the_service_takes_up_a_checkpoint() -> None:
     config, groups = FilterConfig(window="sliding"), [summary([1, 0, 0, 1])]
     first, second = FilterService(config), FilterService(config)
-    assert [decision.decision for decision in first.admit(groups)] == ["kept"]
+    first.admit(groups)
     second.restore(first.state())
-    assert second.close(3)[0].decisions == first.close(3)[0].decisions
+    decisions = second.close(3)[0].decisions
+    assert decisions == first.close(3)[0].decisions and [one.decision for one in decisions] == ["kept"]

@@ -22,7 +22,7 @@ from squelch.actors.scorer.pace import ScoringPace
 from squelch.actors.weights import checksum
 from squelch.cluster.control.calls import SCORER
 from squelch.kit.archive.rows import packed, to_table
-from squelch.kit.diagnosis.proxies import proxies_of_samples
+from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.records.records import Group, Task, Ticket
 from squelch.kit.scoring.drawing import draw_first_turn
 from tests.kit.scoring.windows import CONFIG, trajectory, window
@@ -171,7 +171,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     draw = draw_first_turn(window(5, 6), CONFIG.max_prompts, CONFIG.samples_per_prompt, (1, 1, 0), 5)
     matrix = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
     lengths = np.array([len(z) for z in draw.reasonings])
-    expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
+    expected = proxies_of_scores(usable(matrix, lengths, draw.source, column_weights=draw.weights))
     assert metrics["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
     ray.kill(scorer)
 

@@ -12,7 +12,7 @@ import pytest
 from squelch.cluster.cli import main
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA
 from squelch.kit.commands.filter import missing_steps, read_windows
-from squelch.kit.diagnosis.proxies import EmaState, proxies
+from squelch.kit.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix
 from squelch.kit.filter.measure import GroupStatistics, score
 
 FILTER_KEYS = {"kept", "statistic", "kept_mass", "kept_fraction", "num_zero", "rejected"}
@@ -195,7 +195,7 @@ def test_scores_of_the_command_are_those_of_the_library(tmp_path, capsys) -> Non
 def test_mi_prints_the_promised_keys_and_the_librarys_metrics(tmp_path, capsys) -> None:
     scores, lengths = mi_arrays()
     found = output(capsys, "mi", save(tmp_path / "m.npz", log_likelihood=scores, lengths=lengths))
-    expected = proxies(scores, lengths, ema=EmaState())
+    expected = proxies_of_scores(scores_of_matrix(scores, lengths), ema=EmaState())
     assert found.keys() >= MI_KEYS
     for key in MI_KEYS - {"recall", "upper_bound"}:
         assert found[key] == expected.as_dict()[key], key
@@ -231,7 +231,8 @@ def test_a_time_axis_feeds_the_average_and_yields_a_list(tmp_path, capsys) -> No
     arrays = {"log_likelihood": np.stack([p[0] for p in parts]), "lengths": np.stack([p[1] for p in parts])}
     found = output(capsys, "mi", save(tmp_path / "m.npz", **arrays))
     ema = EmaState()
-    assert [row["mi_zscore_ema"] for row in found] == [proxies(*part, ema=ema).mi_zscore_ema for part in parts]
+    expected = [proxies_of_scores(scores_of_matrix(*part), ema=ema) for part in parts]
+    assert [row["mi_zscore_ema"] for row in found] == [one.mi_zscore_ema for one in expected]
     one = save(tmp_path / "one.npz", log_likelihood=arrays["log_likelihood"][:1], lengths=arrays["lengths"][:1])
     assert isinstance(output(capsys, "mi", one), list)
     assert main(["mi", one]) == 0

@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from squelch.cluster.metrics import REGISTRY
-from squelch.kit.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, score_of, trend
+from squelch.kit.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, score_of, trend
 
 
 def run(
@@ -19,6 +21,17 @@ def run(
         if alarm.update(index * every, value, error, significant):
             raised.append(index * every)
     return alarm, raised
+
+
+def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """(step, text) of each alarm that the lines of a run's `metrics.jsonl` raise."""
+    alarm, raised = DependenceAlarm(), []
+    for line in lines:
+        if line.get("reward_mean") is not None:
+            alarm.reward(line["step"], line["reward_mean"])
+        if (seen := score_of(line)) is not None and alarm.update(*seen):
+            raised.append((seen[0], alarm.text()))
+    return raised
 
 
 def test_a_fall_to_half_is_raised_at_the_second_low_score_with_the_step_before_it() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.cluster.metrics import REGISTRY
-from squelch.kit.diagnosis.proxies import EMPTY, NON_FINITE, EmaState, proxies, proxies_of_samples
+from squelch.kit.diagnosis.proxies import (
+    EMPTY,
+    NON_FINITE,
+    EmaState,
+    Proxies,
+    proxies_of_scores,
+    scores_of_matrix,
+    usable,
+)
 
 
 def matrix(seed: int, n: int = 5, k: int = 3, own: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
@@ -19,6 +28,13 @@ def matrix(seed: int, n: int = 5, k: int = 3, own: float = 3.0) -> tuple[np.ndar
     scores = -2.0 * lengths[..., None] + rng.normal(size=(n, k, n))
     scores[np.arange(n), :, np.arange(n)] += own
     return scores, lengths
+
+
+def proxies(
+    log_likelihood: np.ndarray, lengths: np.ndarray, prompt_id: np.ndarray | None = None, **how: Any
+) -> Proxies:
+    """Table 1 for N prompts with K reasonings each."""
+    return proxies_of_scores(scores_of_matrix(log_likelihood, lengths, prompt_id), **how)
 
 
 def brute_force(scores: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
@@ -155,21 +171,21 @@ def test_columns_merged_beforehand_with_weights_give_the_same_metrics() -> None:
     scores[:, :, 1] = scores[:, :, 0]
     whole = proxies(scores, lengths, np.array([0, 0, 1, 2]))
     source = np.repeat([0, 0, 1, 2], 3)
-    small = proxies_of_samples(
-        scores.reshape(12, 4)[:, [0, 2, 3]], lengths.ravel(), source, column_weights=np.array([2, 1, 1])
+    small = proxies_of_scores(
+        usable(scores.reshape(12, 4)[:, [0, 2, 3]], lengths.ravel(), source, column_weights=np.array([2, 1, 1]))
     )
     assert small.metrics() == pytest.approx(whole.metrics())
 
 
 def test_samples_in_any_number_per_prompt_equal_the_full_matrix_where_they_coincide() -> None:
     scores, lengths = matrix(5, 6, k=1)
-    by_draw = proxies_of_samples(scores.reshape(6, 6), lengths.ravel(), np.arange(6))
+    by_draw = proxies_of_scores(usable(scores.reshape(6, 6), lengths.ravel(), np.arange(6)))
     assert by_draw.metrics() == proxies(scores, lengths).metrics()
 
 
 def test_unusable_reasonings_are_left_out_and_counted() -> None:
     scores, lengths = matrix(6, 4, k=2)
-    kept = proxies_of_samples(scores.reshape(8, 4)[3:], lengths.ravel()[3:], np.repeat(np.arange(4), 2)[3:])
+    kept = proxies_of_scores(usable(scores.reshape(8, 4)[3:], lengths.ravel()[3:], np.repeat(np.arange(4), 2)[3:]))
     scores[0, 0, 2], scores[0, 1, 0] = np.nan, -np.inf
     lengths[1, 0] = 0
     found = proxies(scores, lengths)

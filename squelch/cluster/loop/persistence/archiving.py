@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from squelch.cluster.control.calls import Payload
-from squelch.cluster.control.protocols import Archive, Payloads
+from squelch.cluster.control.protocols import Payloads
 from squelch.cluster.daemon_thread import OwnThread
 from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
 from squelch.kit.filter.decisions import StepDecision
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import Archive
 from squelch.cluster.loop_config import UploadConfig
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
@@ -37,7 +36,9 @@ from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process
 from squelch.cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
 from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
 from squelch.kit.archive.bucket import open_store
+from squelch.kit.archive.writer import Archive
 from squelch.kit.base.errors import UserError
+from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.process.signals import listening
 
 SLOW_S = 60.0
@@ -47,13 +48,6 @@ MAX_PAUSE_S = 60.0
 WATCH_S = 0.5
 PATIENT_S, SAY_EVERY_S = 5.0, 30.0
 """Seconds of a wait for the store after which it is reported, and between two reports."""
-
-
-class Gauges(Protocol):
-    """Takes single metrics (`kit.metrics.exporter.Recorder`)."""
-
-    def set(self, name: str, value: float | None, **labels: str) -> None: ...
-    def add(self, name: str, amount: float, **labels: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,7 @@ class Uploads:
 
     # -- what the run sees ---------------------------------------------------------------------------------------
 
-    async def watch(self, event: Callable[..., None], recorder: Gauges, stop: Callable[[Ending], None]) -> None:
+    async def watch(self, event: Callable[..., None], recorder: Recorder, stop: Callable[[Ending], None]) -> None:
         """Until cancelled, reports the uploads as events, metrics and lines, and ends the run when it must."""
         while True:
             self._report(event, recorder)
@@ -199,7 +193,7 @@ class Uploads:
                 return
             await asyncio.sleep(WATCH_S)
 
-    def _report(self, event: Callable[..., None], recorder: Gauges) -> None:
+    def _report(self, event: Callable[..., None], recorder: Recorder) -> None:
         for note in self._report_changes():
             facts: dict[str, Any] = {"cause": note.cause} if note.cause else {"files": note.files, "bytes": note.bytes}
             event("store", "failed" if note.cause else "upload", note.started, note.ended, **facts)
@@ -349,7 +343,7 @@ def _restore(mirror: Mirror, resume: bool, say: Callable[[str], None]) -> None:
 
 @asynccontextmanager
 async def watched(
-    uploads: Uploads | None, archive: Archive, recorder: Gauges, stop: Callable[[Ending], None]
+    uploads: Uploads | None, archive: Archive, recorder: Recorder, stop: Callable[[Ending], None]
 ) -> AsyncIterator[None]:
     """Watches the uploads, if there are any, as long as the block runs."""
     if uploads is None:
