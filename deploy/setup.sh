@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
 # further model families (renderers), TRL for tests and benchmarks (trl), what the tests of agents play with (clients,
-# verifiers), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# verifiers, harbor), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
 # inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
 # tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
@@ -170,14 +170,24 @@ setup_trainers() {
     pip --target "$site" --no-deps -r deploy/trainers.txt && cp deploy/trainers.txt "$site/squelch-setup.txt"
 }
 
+# A Python of 3.12 or newer, on the path or of pyenv.
+newer_python() {
+    for one in "$venv/bin/python" python3 python3.12 python3.13 ~/.pyenv/versions/3.1[23]*/bin/python; do
+        "$one" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo "$one" && return
+    done
+    echo "setup: there is no Python 3.12 on the path" >&2
+    return 1
+}
+
 # Clients and frameworks of other people, each group in a virtual environment of its own: only tests need them, and
-# verifiers needs another `openai` than vLLM does. Their packages come without a digest.
+# verifiers needs another `openai` than vLLM does, Harbor a newer Python. Their packages come without a digest.
 setup_apart() {
-    local name=$1 apart=.cache/$1
+    local name=$1 apart=.cache/$1 python="$venv/bin/python"
     cmp -s "deploy/$name.txt" "$apart/squelch-setup.txt" && return
+    if [ "$name" = harbor ]; then python=$(newer_python) || return; fi
     echo "setup: installing deploy/$name.txt into $apart"
     rm -rf "$apart"
-    "$venv/bin/python" -m venv "$apart" \
+    "$python" -m venv "$apart" \
         && "$apart/bin/python" -m pip install --quiet --disable-pip-version-check -r "deploy/$name.txt" \
         && cp "deploy/$name.txt" "$apart/squelch-setup.txt"
 }
@@ -202,18 +212,18 @@ case "$kind" in
         setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
         setup_trainers || echo "setup: verl and OpenRLHF are not installed; tests of their keys are skipped with a message" \
             "(deploy/setup.sh trainers)" >&2
-        for apart in clients verifiers; do
+        for apart in clients verifiers harbor; do
             setup_apart $apart || echo "setup: the packages of deploy/$apart.txt are not installed; their tests are skipped" \
                 "with a message (deploy/setup.sh $apart)" >&2
         done
         ;;
     trainers) setup_trainers || fail "the packages of deploy/trainers.txt cannot be installed; the lines above say why" ;;
     trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
-    clients | verifiers)
+    clients | verifiers | harbor)
         setup_apart "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
         ;;
     agents) setup_agents || fail "the packages of deploy/agents.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;
     renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients, verifiers or agents" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients, verifiers, harbor or agents" ;;
 esac
