@@ -104,6 +104,7 @@ def small_qwen2(*, vocabulary: int, width: int, layers: int, hidden: int, heads:
     transformers' Qwen2Config, which win."""
     from transformers import Qwen2Config
 
+    others.setdefault("tie_word_embeddings", True)
     return Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -111,7 +112,7 @@ def small_qwen2(*, vocabulary: int, width: int, layers: int, hidden: int, heads:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        **{"tie_word_embeddings": True, **others},
+        **others,
     )
 
 
