@@ -1,20 +1,30 @@
-"""Code that the benchmarks share: their two flags, a random policy on disk, and the printing of metrics."""
+"""Code that the benchmarks share: their two flags, programs that run to their end, a random policy on disk, and the
+printing of metrics."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.process.terminal import say
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import Qwen2Config
 
+REPOSITORY = Path(__file__).resolve().parents[1]
+STOP_S, LOG_TAIL = 60.0, 4000
+WITHOUT_VLLM = """import runpy, sys
+sys.modules['vllm'] = None
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__')"""
 PAD_ID, PAD = 0, "<pad>"
 END_ID, END = 1, "<end>"
 
@@ -24,6 +34,56 @@ def restart_with(variables: Mapping[str, str], module: str, argv: Sequence[str] 
     if any(os.environ.get(name) != value for name, value in variables.items()):
         command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
         os.execve(sys.executable, command, os.environ | variables)
+
+
+def without_vllm(module: str, *words: str) -> list[str]:
+    """The command that runs a module in a Python without vLLM, which TRL loads where it is installed; it takes long."""
+    return [sys.executable, "-c", WITHOUT_VLLM, module, *words]
+
+
+def finished(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    name: str,
+    limit_s: float,
+    folder: Path = REPOSITORY,
+) -> None:
+    """Runs a program to its end, in a session of its own and in a folder. RuntimeError with the end of its log if it
+    fails, or if it does not end in time."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+    try:
+        code: int | None = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        end(process, STOP_S)
+    if code != 0:
+        what = f"did not end within {limit_s:g} s" if code is None else f"ended with code {code}"
+        raise RuntimeError(f"{name} {what}; its log ends with:\n{log.read_text()[-LOG_TAIL:]}")
+
+
+def end(process: subprocess.Popen[Any], patience_s: float) -> None:
+    """Ends a process that leads a session, with its children; a run ends its actors itself if it has the time."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)
+    with suppress(ProcessLookupError):  # usually no process is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def search_path(*after: Path) -> str:
+    """PYTHONPATH with this checkout before it, and folders after it."""
+    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"), *map(str, after))))
 
 
 def parser_of(description: str | None, quick_help: str) -> argparse.ArgumentParser:
@@ -39,13 +99,12 @@ def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
     return parser_of(description, quick_help).parse_args()
 
 
-def small_qwen2(
-    *, vocabulary: int, width: int, layers: int, hidden: int, heads: int, **others: Any
-) -> PreTrainedConfig:
+def small_qwen2(*, vocabulary: int, width: int, layers: int, hidden: int, heads: int, **others: Any) -> Qwen2Config:
     """A Qwen2 shape with half as many key-value heads as heads and a tied head. `others`: further settings of
-    transformers' Qwen2Config."""
+    transformers' Qwen2Config, which win."""
     from transformers import Qwen2Config
 
+    others.setdefault("tie_word_embeddings", True)
     return Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -53,7 +112,6 @@ def small_qwen2(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        tie_word_embeddings=True,
         **others,
     )
 
@@ -120,13 +178,9 @@ def printed(columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequen
 
 def print_targets(metrics: Mapping[str, Any], as_json: bool, targets: Mapping[str, str]) -> None:
     """Prints a line for each metric with its target, or JSON."""
-    if as_json:
-        print(json.dumps(metrics))
-        return
-    for key, value in metrics.items():
-        shown = value if isinstance(value, str) else format(value, ",.5g")
-        print(f"{key:<34}{shown:<16}{targets.get(key, '')}".rstrip())
-    print()
+    shown = {key: value if isinstance(value, str) else format(value, ",.5g") for key, value in metrics.items()}
+    rows = [[key, value, targets.get(key, "")] for key, value in shown.items()]
+    print_metrics(metrics, as_json, ("metric", "value", "target"), rows, [])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -11,7 +11,8 @@ ms a call has 40 tokens that were drawn before. Prints
     p50, p99, max   seconds from request to answer
     lost            calls without an answer within 30 s
     MiB, growth     resident memory of the endpoint's process at the end, and MiB more since a quarter of the calls
-    callback ms     processor milliseconds of the costliest callback of the endpoint's event loop
+    callback ms     processor milliseconds of the costliest callback of the endpoint's event loop, in one round more
+                    and in the next
     shapes s        processor seconds, the template's process included, for finding the ids of 200 requests, each with a
                     tool of its own
 
@@ -85,7 +86,7 @@ class Policy:
 
 
 async def served(trajectories: int, rounds: int) -> dict[str, Any]:
-    """Serves one client process until it has played; returns the metrics of the module's head."""
+    """The metrics of the module's head."""
     from tests.actors.formats.test_own import SHOWS_TOOLS
     from tests.kit.text.made import chatml_bpe, save_folder
 
@@ -95,24 +96,15 @@ async def served(trajectories: int, rounds: int) -> dict[str, Any]:
         endpoint = Endpoint(codec, EndpointConfig(), 32_768)
         await endpoint.start()
         gc.freeze()  # as an environment actor does once it is ready
-        waiting = [endpoint.open(policy, derive_seed, len(ANSWER) * 2, CALLS) for _ in range(trajectories * rounds)]
-        client = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.endpoint", "--client", str(trajectories), stdin=-1, stdout=-1
-        )
-        given = {"url": waiting[0].base_url, "tokens": [session.token for session in waiting]}
-        watch = asyncio.create_task(watched(waiting, policy, CALLS * trajectories * rounds // 4))
+        seconds, cpu, wall, early = await played(endpoint, policy, trajectories, rounds)
+        end, calls = resident_mib(), policy.num_calls
         with Callbacks() as callbacks:
-            before, began = time.process_time(), time.perf_counter()
-            said, _ = await client.communicate(json.dumps(given).encode())
-            wall, cpu = time.perf_counter() - began, time.process_time() - before
-            early = await watch
-            end = resident_mib()
+            await played(endpoint, policy, trajectories, 1)
             shapes = await seconds_of_shapes(endpoint.open(policy, derive_seed, len(ANSWER) * 2))
         await endpoint.close()
-    seconds = np.array(json.loads(said)["seconds"])
     return {
         "calls": len(seconds),
-        "cpu_ms_per_call": 1e3 * cpu / policy.num_calls,
+        "cpu_ms_per_call": 1e3 * cpu / calls,
         "calls_per_second": len(seconds) / wall,
         "p50_s": float(np.percentile(seconds, 50)),
         "p99_s": float(np.percentile(seconds, 99)),
@@ -123,6 +115,23 @@ async def served(trajectories: int, rounds: int) -> dict[str, Any]:
         "callback_ms": 1e3 * callbacks.longest,
         "shapes_s": shapes,
     }
+
+
+async def played(
+    endpoint: Endpoint, policy: Policy, trajectories: int, rounds: int
+) -> tuple[np.ndarray, float, float, float]:
+    """Serves one client process until it has played; the seconds of each call, processor seconds and seconds of all,
+    and the memory at a quarter of them, MiB."""
+    waiting = [endpoint.open(policy, derive_seed, len(ANSWER) * 2, CALLS) for _ in range(trajectories * rounds)]
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.endpoint", "--client", str(trajectories), stdin=-1, stdout=-1
+    )
+    given = {"url": waiting[0].base_url, "tokens": [session.token for session in waiting]}
+    watch = asyncio.create_task(watched(waiting, policy, policy.num_calls + CALLS * len(waiting) // 4))
+    before, began = time.process_time(), time.perf_counter()
+    said, _ = await client.communicate(json.dumps(given).encode())
+    wall, cpu = time.perf_counter() - began, time.process_time() - before
+    return np.array(json.loads(said)["seconds"]), cpu, wall, await watch
 
 
 async def seconds_of_shapes(session: Session) -> float:

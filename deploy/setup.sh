@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
-# further model families (renderers), TRL for tests and benchmarks (trl), what the tests of agents play with (clients,
-# verifiers, harbor), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# further model families (renderers), TRL for tests and benchmarks (trl), trainers whose configurations are imported
+# (trainers), what the tests of agents play with (clients, verifiers, harbor), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
 # inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
 # tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
@@ -151,25 +151,6 @@ setup_tests() {
     fi
 }
 
-# TRL beside the environment, not in it: nothing of Squelch needs it, and its packages come without a digest. It runs on
-# the environment's torch and transformers (PYTHONPATH=.cache/trl).
-setup_trl() {
-    local site=.cache/trl
-    cmp -s deploy/trl.txt "$site/squelch-setup.txt" && return
-    echo "setup: installing TRL into $site"
-    rm -rf "$site"
-    pip --target "$site" --no-deps -r deploy/trl.txt && cp deploy/trl.txt "$site/squelch-setup.txt"
-}
-
-# Trainers whose own configurations the tests of `squelch import` read; none of them is run.
-setup_trainers() {
-    local site=.cache/trainers
-    cmp -s deploy/trainers.txt "$site/squelch-setup.txt" && return
-    echo "setup: installing verl and OpenRLHF into $site"
-    rm -rf "$site"
-    pip --target "$site" --no-deps -r deploy/trainers.txt && cp deploy/trainers.txt "$site/squelch-setup.txt"
-}
-
 # A Python of 3.12 or newer, on the path or of pyenv.
 newer_python() {
     for one in "$venv/bin/python" python3 python3.12 python3.13 ~/.pyenv/versions/3.1[23]*/bin/python; do
@@ -179,17 +160,21 @@ newer_python() {
     return 1
 }
 
-# Clients and frameworks of other people, each group in a virtual environment of its own: only tests need them, and
-# verifiers needs another `openai` than vLLM does, Harbor a newer Python. Their packages come without a digest.
-setup_apart() {
-    local name=$1 apart=.cache/$1 python="$venv/bin/python"
-    cmp -s "deploy/$name.txt" "$apart/squelch-setup.txt" && return
+# Packages of other people, which only tests need; they come without a digest. Beside the environment lie TRL, which runs
+# on its torch and transformers (PYTHONPATH=.cache/trl), and trainers whose own configurations the tests of `squelch
+# import` read. Clients and frameworks have environments of their own: verifiers needs another `openai` than vLLM does,
+# Harbor a newer Python.
+setup_foreign_packages() {
+    local name=$1 place=.cache/$1 list=deploy/$1.txt python="$venv/bin/python"
+    cmp -s "$list" "$place/squelch-setup.txt" && return
     if [ "$name" = harbor ]; then python=$(newer_python) || return; fi
-    echo "setup: installing deploy/$name.txt into $apart"
-    rm -rf "$apart"
-    "$python" -m venv "$apart" \
-        && "$apart/bin/python" -m pip install --quiet --disable-pip-version-check -r "deploy/$name.txt" \
-        && cp "deploy/$name.txt" "$apart/squelch-setup.txt"
+    echo "setup: installing $list into $place"
+    rm -rf "$place"
+    case "$name" in
+        trl | trainers) pip --target "$place" --no-deps -r "$list" ;;
+        *) "$python" -m venv "$place" \
+            && "$place/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list" ;;
+    esac && cp "$list" "$place/squelch-setup.txt"
 }
 
 # Programs for Node that are agents, which nothing here installs unasked: one of them is not free software.
@@ -209,18 +194,13 @@ case "$kind" in
         setup_tests
         setup_sandbox
         setup_renderers || echo "setup: renderers is not installed; its tests are skipped (deploy/setup.sh renderers)" >&2
-        setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
-        setup_trainers || echo "setup: verl and OpenRLHF are not installed; tests of their keys are skipped with a message" \
-            "(deploy/setup.sh trainers)" >&2
-        for apart in clients verifiers harbor; do
-            setup_apart $apart || echo "setup: the packages of deploy/$apart.txt are not installed; their tests are skipped" \
-                "with a message (deploy/setup.sh $apart)" >&2
+        for name in trl trainers clients verifiers harbor; do
+            setup_foreign_packages $name || echo "setup: the packages of deploy/$name.txt are not installed; their tests are" \
+                "skipped with a message (deploy/setup.sh $name)" >&2
         done
         ;;
-    trainers) setup_trainers || fail "the packages of deploy/trainers.txt cannot be installed; the lines above say why" ;;
-    trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
-    clients | verifiers | harbor)
-        setup_apart "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
+    trl | trainers | clients | verifiers | harbor)
+        setup_foreign_packages "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
         ;;
     agents) setup_agents || fail "the packages of deploy/agents.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;

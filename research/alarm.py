@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser_of, print_metrics
-from research.renoising import BLOCK, renoised
+from research.renoising import BLOCK, renoised, share
 from squelch.kit.archive.reader import read_metrics
 from squelch.kit.base.errors import UserError
 from squelch.kit.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
-from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8
@@ -87,20 +86,12 @@ def alarms(scorings: Sequence[Scored]) -> list[tuple[int, int | None]]:
 def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course: bool = False) -> dict[str, Any]:
     """The share of series, each as long as its run, in which the alarm is raised; `course`: only the noise is
     resampled."""
-    rng = np.random.default_rng(seed)
-    raised = 0
+    rng, raised = np.random.default_rng(seed), list[bool]()
     for index in range(num_series):
         run = runs[index % len(runs)]
         drawn = around_trend(run, rng) if course else resampled(run, len(run.scorings), rng)
-        raised += bool(alarms(drawn))
-    low, high = wilson_interval(raised, num_series)
-    return {
-        "runs": len(runs),
-        "series": num_series,
-        "raised": raised,
-        "rate": raised / num_series,
-        "interval": [low, high],
-    }
+        raised.append(bool(alarms(drawn)))
+    return {"runs": len(runs), **share(raised)}
 
 
 def onset(series: Series) -> int | None:

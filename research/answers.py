@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.common import markdown_table
-from research.claims.statistics import Pool, gained, known
+from research.claims.statistics import Pool, gained, known, mean
 from research.judging import Report, interval, judge
 from research.kept import ACTIONS, DEPENDENCE, SHARE, SUCCESS, SURPRISE, Kept, last_success, read_all, start
 from research.tables import FOLDER
@@ -30,16 +30,12 @@ Value = Callable[[Kept], float | None]
 
 def early_actions(run: Kept) -> float | None:
     """Actions an episode in the first `EDGE` steps."""
-    return _mean(known(run, ACTIONS, 0, EDGE))
+    return mean(known(run, ACTIONS, 0, EDGE))
 
 
 def late_actions(run: Kept) -> float | None:
     """Actions an episode in the last `EDGE` steps that the run made."""
-    return _mean(known(run, ACTIONS, run.steps - EDGE, run.steps))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+    return mean(known(run, ACTIONS, run.steps - EDGE, run.steps))
 
 
 def change_of(key: str) -> Value:
@@ -123,7 +119,7 @@ def criterion_rows() -> list[list[str]]:
     for arm, says in CRITERIA.items():
         own = pool.arm("sokoban", arm, CRITERIA_STEPS)
         gains = [_best(largest[seed]) - _best(own[seed]) for seed in sorted(own.keys() & largest.keys())]
-        late = [_mean(known(run, ACTIONS, CRITERIA_STEPS - EDGE, CRITERIA_STEPS)) for run in own.values()]
+        late = [mean(known(run, ACTIONS, CRITERIA_STEPS - EDGE, CRITERIA_STEPS)) for run in own.values()]
         minus = "" if own == largest else text(interval(gains), "+")
         success = f"{statistics.fmean(map(_best, own.values())):.3f}"
         rows.append([says, str(len(own)), success, minus, text(interval(late))])

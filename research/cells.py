@@ -21,13 +21,13 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from research import tables
 from research.judging import Report, show
-from research.kept import content_overrides, of_content
+from research.kept import content_overrides
 from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
@@ -51,8 +51,6 @@ class StudyCell:
     seed: int
     steps: int
     step_s: float
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that measure more and change nothing of what is learned."""
 
     @property
     def name(self) -> str:
@@ -62,7 +60,7 @@ class StudyCell:
     @property
     def changed(self) -> list[str]:
         """What the cell changes of its recipe, as overrides."""
-        return [f"{key}={json.dumps(value)}" for key, value in {**self.settings, **self.extra}.items()]
+        return [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
 
     @property
     def minutes(self) -> float:
@@ -110,11 +108,10 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     Raises:
         UserError: an override is of a setting that the cell fixes, or a setting is wrong.
     """
-    settings = {**cell.settings, **cell.extra}
-    for word, own in itertools.product(words, ("loop.steps", *settings)):
+    for word, own in itertools.product(words, ("loop.steps", *cell.settings)):
         if below(own, [word.partition("=")[0]]):
             raise UserError(f"--set {word}: the cell {cell.name} fixes {own}; leave this setting out")
-    arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", settings)
+    arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", cell.settings)
     overrides = [f"runs_dir={json.dumps(runs_dir)}", f"loop.steps={cell.steps}", *study.common, *words]
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
 
@@ -190,24 +187,6 @@ def keep(study: Study, cell: StudyCell, folder: Path, commit: str, words: Sequen
     tables.add(study.results, [{**study.condense(folder, **labels), "commit": commit, "changed": cell.changed}])
 
 
-def imported(find: Callable[[], Study], files: Iterable[Path]) -> None:
-    """Adds condensed runs, each in a JSON file, to the study's table, one after another. UserError if one is damaged or
-    is no cell of the study."""
-    for file in files:
-        study, content = find(), tables.parsed(file.read_text(), _loaded, str(file))
-        cell = next((cell for cell in study.cells if cell.name == content["name"]), None)
-        if cell is None:
-            raise UserError(f"{file}: {content['name']} is no cell of the study {study.name}; --list prints every cell")
-        tables.add(study.results, [{**content, "changed": cell.changed}])
-        say(f"{cell.name} is in {study.results.name}")
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    content = json.loads(text)
-    of_content(content)
-    return content
-
-
 def run(
     study: Study,
     cells: Sequence[StudyCell],
@@ -269,7 +248,6 @@ def command(
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
     form.add_argument("--run", action="store_true", help="run the cells that are not done")
-    form.add_argument("--import", nargs="+", type=Path, metavar="FILE", help="add condensed runs, JSON, to the table")
     form.add_argument("--quick", action="store_true", help="judge the table, as without it")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
     parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
@@ -285,9 +263,6 @@ def command(
     if idle := _idle(chosen):
         parser.error(f"{idle[0]} has no effect {idle[1]}; leave it out")
     try:
-        if files := getattr(chosen, "import"):
-            imported(find, files)
-            return 0
         study = find()
         wanted = study.chosen(chosen.only)
         if chosen.run:

@@ -38,11 +38,10 @@ import numpy as np
 from benchmarks.common import arguments, print_metrics
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
-from research.renoising import renoised
+from research.renoising import renoised, share
 from research.tables import FOLDER
 from squelch.cluster.control.gaming import VALIDATIONS, Gaming
 from squelch.kit.base.errors import UserError
-from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 PARTS = ("lead", "long", "rules", "noise", "healthy", "steady", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""
@@ -125,12 +124,6 @@ def could_warn(course: Course) -> bool:
     """Whether enough validations follow the middle, from which a gamed course's variance rises."""
     middle = course.steps[len(course.steps) // 2]
     return sum(step >= middle for step, _ in course.validations) >= VALIDATIONS
-
-
-def share(warned: Sequence[bool]) -> dict[str, Any]:
-    """How many of the series raise the warning, with Wilson's interval of their share."""
-    low, high = wilson_interval(sum(warned), len(warned))
-    return {"series": len(warned), "raised": sum(warned), "rate": sum(warned) / len(warned), "interval": [low, high]}
 
 
 def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> dict[str, Any]:

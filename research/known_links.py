@@ -10,15 +10,12 @@ research/results/known_links.csv and the page that is made from it, docs/researc
 
 from __future__ import annotations
 
-import csv
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import markdown_table
 from research.channels.clusters import clustered, draw_hard, part_channel
 from research.channels.links import (
     CHANNELS,
@@ -30,23 +27,15 @@ from research.channels.links import (
     probe_information,
 )
 from research.judging import Report, judge
-from research.tables import FOLDER
+from research.known_page import BAND, EITHER, LINKS, QUICK, TRIALS, UNEQUAL, pooled, write
 from squelch.kit.diagnosis.fixed_probe import TaskMeans
 from squelch.kit.diagnosis.links import LinksEvaluation
 from squelch.kit.diagnosis.uncertainty import wilson_interval
-from squelch.kit.process.terminal import UNKNOWN
 from squelch.kit.scoring.settings import OTHERS, REFERENCES
 
-DATA = FOLDER / "known_links.csv"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
-UNEQUAL = (2, 4)
-"""Pairs of each task of the first and of the second half: turns without an answer have no pair."""
-EITHER = " or ".join(map(str, UNEQUAL))
 STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
-BAND = (0.90, 0.98)
-"""Shares of intervals that must hold."""
-TRIALS, QUICK = 400, 40
 Draw = tuple[float, float, float]
 """(estimate, low, high) of one evaluation."""
 
@@ -185,76 +174,12 @@ NAMES = {
 }
 
 
-def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each estimate and K, the share of intervals that hold over all channels and N, without exact ones."""
-    found: dict[tuple[str, int | str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["verdict"] != "exact":
-            found.setdefault((row["estimate"], row["samples"]), []).append(row)
-    lines = []
-    for (estimate, samples), own in found.items():
-        held, draws = sum(row["held"] for row in own), sum(row["draws"] for row in own)
-        share = held / draws
-        verdict = "below" if share < BAND[0] else "above" if share > BAND[1] and estimate != "both forms" else "in"
-        lines.append({"estimate": estimate, "samples": samples, "draws": draws, "covers": share, "verdict": verdict})
-    return lines
-
-
 def measure(trials: int) -> list[dict[str, Any]]:
     """All rows."""
     return of_probe(trials) + of_hard(trials) + of_links(trials)
 
 
-TYPES = {
-    **dict.fromkeys(("estimate", "channel", "verdict"), str),
-    **dict.fromkeys(("tasks", "held", "draws", "prompts"), int),
-    **{"samples": lambda text: int(text) if text.isdigit() else text, "terminator": lambda text: text == "True"},
-}
-"""What a column of the table is read as; a float if it is not here."""
-
-
-def write_rows(rows: Sequence[Mapping[str, Any]], file: Path = DATA) -> None:
-    """Writes the table, with five digits after the point."""
-    with file.open("w", newline="") as lines:
-        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 5) + 0.0 if isinstance(value, float) else value
-
-
-def read_rows(file: Path = DATA) -> list[dict[str, Any]]:
-    """The rows of the table."""
-    with file.open(newline="") as lines:
-        return [{key: TYPES.get(key, float)(value) for key, value in row.items()} for row in csv.DictReader(lines)]
-
-
 COLUMNS = ("estimate", "channel", "N", "K", "target", "mean", "bias", "half width", "covers", "verdict")
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page's table: the pooled shares, a row for each estimate and a column for each K."""
-    found, shares = pooled(rows), dict[str, dict[str, str]]()
-    for row in found:
-        share = f"{row['covers']:.3f}" if row["verdict"] == "in" else f"**{row['covers']:.3f}**"
-        shares.setdefault(_text(row["estimate"]), {})[str(row["samples"])] = share
-    counts = list(dict.fromkeys(str(row["samples"]) for row in found))
-    lines = ([name, *(own.get(count, UNKNOWN) for count in counts)] for name, own in shares.items())
-    return "\n".join(markdown_table(("estimate", *(f"K = {count}" for count in counts)), lines))
-
-
-def missed(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows whose share lies outside the band."""
-    outside = [row for row in rows if row["verdict"] not in ("in", "exact")]
-    named = (f"{row['estimate']}, `{row['channel']}`, N = {row['tasks']}, K = {row['samples']}" for row in outside)
-    shares = (f"{row['covers']:.3f}" for row in outside)
-    return "; ".join(f"{name}: {share}" for name, share in zip(named, shares, strict=True)) or "none is outside"
-
-
-def _text(cell: Any) -> str:
-    return f"{cell:.3f}" if isinstance(cell, float) else str(cell).replace("|", "\\|")
 
 
 def cells(row: Mapping[str, Any]) -> list[Any]:
@@ -269,15 +194,7 @@ def report(quick: bool = False) -> Report:
     found = pooled(rows)
     notes = [f"{row['estimate']}, K = {row['samples']}: covers {row['covers']:.3f}, {row['verdict']}" for row in found]
     metrics = {"benchmark": "known_links", "band": BAND, "rows": rows, "pooled": found}
-    return Report(metrics, COLUMNS, [cells(row) for row in rows], notes, write=lambda: write(rows))
-
-
-def write(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the table and the page that is made from it."""
-    from research.known_truth import write_page
-
-    write_rows(rows)
-    write_page()
+    return Report(metrics, COLUMNS, [cells(row) for row in rows], notes, write=lambda: write({LINKS: rows}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

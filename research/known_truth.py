@@ -13,27 +13,31 @@ that are made from them and from those of `research.known_links`: docs/research/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.common import markdown_table
+from benchmarks.common import small_qwen2
 from research.channels.reasonings import Channel, draw, random_channel
-from research.judging import PAGES, Report, judge, template
-from research.known_links import BAND, EITHER, OTHERS, missed, read_rows, write_rows
-from research.known_links import SIZES as LINK_SIZES
-from research.known_links import table as links_table
-from research.tables import FOLDER
-from squelch.cluster.plots import draw as drawing
-from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
+from research.judging import Report, judge
+from research.known_page import (
+    COLUMNS,
+    DATA,
+    LM_LENGTH,
+    LM_PROMPTS,
+    NULLS,
+    QUICK,
+    SAMPLES,
+    SIZES,
+    TRIALS,
+    cells,
+    nulls,
+    write,
+)
 from squelch.kit.diagnosis.proxies import Scores, proxies_of_scores
 from squelch.kit.diagnosis.uncertainty import uncertainty
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SIZES = (6, 8, 16, 32, 64)
-SAMPLES = (1, 8)
+LM_TOKENS = 4
 CHANNELS: Mapping[str, Mapping[str, Any]] = {
     "weak": {"strength": 0.5},
     "medium": {"strength": 1.0},
@@ -41,9 +45,6 @@ CHANNELS: Mapping[str, Mapping[str, Any]] = {
     "short": {"strength": 1.0, "max_length": 2},
     "long": {"strength": 1.0, "max_length": 7},
 }
-LM_TOKENS, LM_LENGTH, LM_PROMPTS = 4, 4, 24
-TRIALS, QUICK = 400, 40
-DATA, NULLS = FOLDER / "known_truth.csv", FOLDER / "known_truth_null.csv"
 
 
 def study(channel: Channel, prompts: int, samples: int, trials: int, seed: int, terminated: bool) -> dict[str, float]:
@@ -83,19 +84,14 @@ def false_positives(channel: Channel, prompts: int, samples: int, trials: int, s
 def tiny_lm(seed: int = 0) -> tuple[Any, list[np.ndarray]]:
     """A random causal LM of LM_TOKENS ids and a terminator (the last id), and LM_PROMPTS distinct prompts of 4 ids."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=LM_TOKENS + 1,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+    config = small_qwen2(
+        **{"vocabulary": LM_TOKENS + 1, "width": 32, "layers": 2, "hidden": 48, "heads": 2},
+        tie_word_embeddings=False,
         max_position_embeddings=32,
         initializer_range=0.45,
-        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -160,112 +156,13 @@ def measure(trials: int) -> dict[str, Any]:
     return {"trials": trials, "rows": rows, "false_positives": false}
 
 
-COLUMNS = ("channel", "Z ends", "length", "K", "N", "I(X;Z)", "mean", "bias", "half width", "covers mean", "covers I")
-
-
-def cells(row: Mapping[str, Any]) -> list[Any]:
-    """The printed cells of one row."""
-    ends = "with terminator" if row["terminator"] else "without"
-    head = [row["channel"], ends, round(row["length"], 1), row["samples"], row["prompts"]]
-    return head + [float(row[k]) for k in ("truth", "mean", "bias", "half_width", "covers_mean", "covers_truth")]
-
-
-def nulls(false: Sequence[Mapping[str, Any]]) -> str:
-    """The rates of false positives in words."""
-    return ", ".join(f"{one['rate']:.3f} at N={one['prompts']}, K={one['samples']}" for one in false)
-
-
-SHOWN_AT = {**dict.fromkeys(("weak", "medium", "strong"), (8, 64)), "tiny LM": (LM_PROMPTS,)}
-"""The channels on the page, and the numbers of prompts at which they are there."""
-
-
-def _texts(row: Mapping[str, Any]) -> list[str]:
-    """The cells of a row on the page, without length and K."""
-    channel, ends, _, _, prompts, *numbers = cells(row)
-    return [channel, ends, str(prompts), *(f"{number:.3f}" for number in numbers)]
-
-
-def markdown(
-    rows: Sequence[Mapping[str, Any]], false: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
-) -> str:
-    """The text of docs/research/known-truth.md. `rows`, `false`: of `measure`; `links`: of `research.known_links`."""
-    shown = [
-        row for row in rows if row["samples"] == SAMPLES[-1] and row["prompts"] in SHOWN_AT.get(row["channel"], ())
-    ]
-    columns = [name for name in COLUMNS if name not in ("length", "K")]
-    low, high = BAND
-    return template("known-truth").format(
-        length=LM_LENGTH,
-        trials=TRIALS,
-        table="\n".join(markdown_table(columns, map(_texts, shown))),
-        nulls=nulls(false),
-        links=links_table(links),
-        tasks=" or ".join(str(tasks) for tasks in sorted({tasks for tasks, _ in LINK_SIZES})),
-        others=OTHERS,
-        unequal=EITHER,
-        rows=len(links),
-        missed=missed(links),
-        low=low,
-        high=high,
-    )
-
-
-def figure(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/research/known_truth.svg: mean estimate against N with I(X;Z) beside it, and coverage of the mean (K =
-    8)."""
-    chosen = {
-        name: [row for row in rows if (row["channel"], row["samples"]) == (name, 8) and row["terminator"]]
-        for name in SHOWN
-    }
-    reading = "Left: the mean estimate rises to the true value with the number of prompts. Right: coverage of the mean."
-    drawn = render("known-truth", "Estimates compared with known mutual information", reading, lambda: _draw(chosen))
-    return standalone(drawn)
-
-
-SHOWN = {"weak": GREEN, "medium": BLUE, "strong": VERMILLION}
-"""The channels of the figure, and their colours."""
-
-
-def _draw(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    figure, ((left, right),) = drawing.grid(1, 2, height=3.2)
-    left.plot(SIZES, [float(np.log(n)) for n in SIZES], color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
-    drawing.end_label(left, "log N, the bound", float(np.log(SIZES[-1])), MUTED)
-    for (name, own), colour in zip(chosen.items(), SHOWN.values(), strict=True):
-        sizes = [row["prompts"] for row in own]
-        left.axhline(own[0]["truth"], color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
-        drawing.lines(left, [drawing.Line(f"{name} dependence", sizes, [row["mean"] for row in own], colour)])
-        drawing.lines(right, [drawing.Line(name, sizes, [row["covers_mean"] for row in own], colour)])
-    drawing.reference(right, 0.95, "95%")
-    right.set_ylim(0.5, 1.0)
-    drawing.percent(right, whole=False)
-    titles = "MI-Seq-Est, nats per sequence (dashed: I(X;Z))", "Intervals that hold the mean"
-    for panel, title in zip((left, right), titles, strict=True):
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(SIZES, [str(size) for size in SIZES])
-        drawing.heading(panel, title, "N, prompts")
-    return drawing.finish(figure)
-
-
 def report(quick: bool = False) -> Report:
     """Draws from every channel and reports the estimates."""
     found = measure(QUICK if quick else TRIALS)
     rows = [cells(row) for row in found["rows"]]
     notes = [f"false positives (p <= 0.05): {nulls(found['false_positives'])}"]
-    return Report(found, COLUMNS, rows, notes, lambda: write(found))
-
-
-def write(metrics: Mapping[str, Any]) -> None:
-    """Writes the tables, and the page and the picture that are made from them."""
-    write_rows(metrics["rows"], DATA)
-    write_rows(metrics["false_positives"], NULLS)
-    write_page()
-
-
-def write_page() -> None:
-    """Writes the page and its picture from the committed tables."""
-    rows = read_rows(DATA)
-    (PAGES / "known-truth.md").write_text(markdown(rows, read_rows(NULLS), read_rows()))
-    (PAGES / "known_truth.svg").write_text(figure(rows))
+    tables = {DATA: found["rows"], NULLS: found["false_positives"]}
+    return Report(found, COLUMNS, rows, notes, lambda: write(tables))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

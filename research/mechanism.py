@@ -25,7 +25,6 @@ contrasts of actions and of D / surprise were looked for after the runs had been
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,7 @@ from typing import Any
 from benchmarks.common import markdown_table
 from research import answers
 from research.answers import late_actions
+from research.claims.statistics import mean
 from research.judging import PAGES, Report, interval, judge, template
 from research.kept import (
     DEPENDENCE,
@@ -120,12 +120,6 @@ def mi_change(run: Kept) -> float | None:
     return answers.change_of("probe/mi")(run)
 
 
-def mean_of(run: Kept, key: str) -> float | None:
-    """The mean of a metric over the run; None if the run lacks it."""
-    values = run.series(key).values()
-    return statistics.fmean(values) if values else None
-
-
 def arm_row(arm: str, runs: Mapping[int, Kept]) -> dict[str, Any]:
     """What the runs of an arm measured."""
     return {
@@ -133,8 +127,8 @@ def arm_row(arm: str, runs: Mapping[int, Kept]) -> dict[str, Any]:
         "seeds": len(runs),
         "success": interval([last_success(run) for run in runs.values()]),
         "mi_change": interval([mi_change(run) for run in runs.values()]),
-        "kept": interval([mean_of(run, "kept_fraction") for run in runs.values()]),
-        "varied": interval([mean_of(run, "dropped_with_variance") for run in runs.values()]),
+        "kept": interval([mean(run.series("kept_fraction").values()) for run in runs.values()]),
+        "varied": interval([mean(run.series("dropped_with_variance").values()) for run in runs.values()]),
         "answers": answers.measured([*runs.values()]),
     }
 

@@ -26,7 +26,6 @@ without a signal. `--write` writes docs/research/policy-variance.md.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +42,7 @@ from research.kept import (
     read_all,
     validated_by_seed,
 )
-from research.tables import FOLDER
+from research.tables import FOLDER, read_csv
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
 from squelch.kit.process.terminal import UNKNOWN
 
@@ -116,15 +115,9 @@ EXACT_COLUMNS = {
 EXACT_AT, REPLAYS = "0.5", "32"
 
 
-def exact() -> list[dict[str, str]]:
-    """The rows of the table of exact values."""
-    with EXACT.open(newline="") as lines:
-        return [*csv.DictReader(lines)]
-
-
 def covered() -> str:
     """From the smallest to the largest share of the mean's intervals that hold, of plans with 4 replays or more."""
-    plans = [row for row in exact() if row["policy"].startswith("plan") and int(row["replays"]) >= ENOUGH]
+    plans = [row for row in read_csv(EXACT) if row["policy"].startswith("plan") and int(row["replays"]) >= ENOUGH]
     shares = sorted(100 * float(row["covers_mean"]) for row in plans)
     return f"{shares[0]:.0f} to {shares[-1]:.0f}%"
 
@@ -132,7 +125,9 @@ def covered() -> str:
 def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
     """The text of docs/research/policy-variance.md."""
     shown = (
-        [row[key] for key in EXACT_COLUMNS] for row in exact() if row["p"] == EXACT_AT and row["replays"] == REPLAYS
+        [row[key] for key in EXACT_COLUMNS]
+        for row in read_csv(EXACT)
+        if row["p"] == EXACT_AT and row["replays"] == REPLAYS
     )
     return template("policy-variance").format(
         table="\n".join(markdown_table(COLUMNS, map(cells, rows))),

@@ -146,9 +146,7 @@ def main() -> None:
         "untrue": called_untrue(courses),
     }
     rows = [[one.run.name, one.words, "never" if one.untrue is None else one.untrue] for one in courses]
-    notes = [
-        f"{where}: {', '.join(f'{n} {name}' for name, n in all_.items())}" for where, all_ in counted(courses).items()
-    ]
+    notes = [f"{where}: {in_words(found)}" for where, found in counted(courses).items()]
     notes += [
         f"{part}: called untrue in {one['runs_untrue']} of {one['runs']} runs, {one['scorings_untrue']} of "
         f"{one['scorings']} scorings"

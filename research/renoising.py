@@ -10,7 +10,12 @@ The differences from the trend are therefore divided by sqrt(1 - 1/n). A series 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+
+from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 BLOCK = 4
 
@@ -26,3 +31,9 @@ def renoised(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         start = int(rng.integers(max(1, count - BLOCK + 1)))
         drawn = np.append(drawn, noise[start : start + BLOCK])
     return trend + drawn[:count]
+
+
+def share(raised: Sequence[bool]) -> dict[str, Any]:
+    """In how many of the series something was raised, with Wilson's interval of their share."""
+    low, high = wilson_interval(sum(raised), len(raised))
+    return {"series": len(raised), "raised": sum(raised), "rate": sum(raised) / len(raised), "interval": [low, high]}

@@ -13,8 +13,9 @@ it) and whatever else describes the run. One process at a time writes a file, an
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,3 +162,19 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 def _columns(series: Mapping[str, Mapping[int, Any]]) -> dict[str, list[Any]]:
     steps = sorted({step for own in series.values() for step in own})
     return {"step": [*steps], **{key: [own.get(step) for step in steps] for key, own in series.items()}}
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """The rows of a small table in one piece; nothing if there is none."""
+    if not file.is_file():
+        return []
+    with file.open(newline="") as lines:
+        return [*csv.DictReader(lines)]
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes such a table; the columns are those of the first row."""
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
+
+from benchmarks.common import small_qwen2
 
 VOCABULARY = 64
 
@@ -11,15 +13,6 @@ VOCABULARY = 64
 def random_model() -> Qwen2ForCausalLM:
     """The same at each call."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
+    shape = {"vocabulary": VOCABULARY, "width": 32, "layers": 2, "hidden": 48, "heads": 2}
+    config = small_qwen2(**shape, max_position_embeddings=64, initializer_range=0.3)
     return Qwen2ForCausalLM(config).eval()

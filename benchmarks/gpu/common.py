@@ -9,10 +9,10 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from squelch.actors.gpus.peaks import peak_of
 from squelch.learner.model_shapes import published
+
+if TYPE_CHECKING:
+    from benchmarks.learner.random_work import Groups
+    from squelch.actors.messages import StepReport
+    from squelch.learner.trainer import Trainer
 
 GIB = 2**30
 QWEN, SMOLLM = "Qwen2.5-0.5B", "SmolLM2-135M"
@@ -103,6 +108,17 @@ def alone(device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(0)
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def steps_of(trainer: Trainer, groups: Groups, count: int) -> Iterator[tuple[float, StepReport]]:
+    """Seconds and report of each training step, whose loss synchronises the device. RuntimeError if one is refused."""
+    for step in range(count):
+        start = time.perf_counter()
+        report = trainer.train_step(step, groups)
+        seconds = time.perf_counter() - start
+        if not report.updated:
+            raise RuntimeError(f"step {step} was refused: {report.refused}")
+        yield seconds, report
 
 
 def share_of_peak(operations_per_second: float, setting: Setting) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.common import SMOLLM, Setting, alone, shape_of, write_model
+from benchmarks.gpu.common import SMOLLM, Setting, alone, shape_of, steps_of, write_model
 from benchmarks.gpu.parts import installed
 from benchmarks.gpu.step import GROUP_SIZE, QUICK, WHOLE, against_estimate, settings
 from benchmarks.learner import random_work
@@ -41,13 +41,5 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
         else:
             setting.forget_peak()
             before, learner = setting.peak_gib() or 0.0, settings(work, setting.device, **case)
-            train(Trainer(model, learner), groups)
+            list(steps_of(Trainer(model, learner), groups, 2))  # the second has optimizer state from the beginning
             yield {name: against_estimate(setting, config, learner, work.tokens, before)}
-
-
-def train(trainer: Trainer, groups: random_work.Groups) -> None:
-    """Two steps; the second has optimizer state from the beginning."""
-    for step in range(2):
-        report = trainer.train_step(step, groups)
-        if not report.updated:
-            raise RuntimeError(f"step {step} was refused: {report.refused}")

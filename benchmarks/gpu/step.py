@@ -10,14 +10,13 @@ needs (`benchmarks.learner.random_work.operations`), with the head at sampled to
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, alone, shape_of, share_of_peak, write_model
+from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, alone, shape_of, share_of_peak, steps_of, write_model
 from benchmarks.learner import random_work
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
@@ -90,14 +89,10 @@ def measure(setting: Setting, shape: str, **others: Any) -> Iterator[dict[str, A
     trainer = Trainer(model, learner)
     yield {"shape": shape, "tokens": random_work.tokens_fed(trainer, groups), "rows": work.num_groups * GROUP_SIZE}
     seconds, parts = [], {}  # of every step, and of the last one by part
-    for step in range(WARM_UP + work.steps):
-        start = time.perf_counter()
-        report = trainer.train_step(step, groups)
-        seconds.append(time.perf_counter() - start)  # reporting the loss has synchronised the device
-        if not report.updated:
-            raise RuntimeError(f"step {step} was refused: {report.refused}")
-        if step == 0:
-            yield {"first_step_s": seconds[0], "entropy_nats": report.metrics["entropy"]}
+    for step_s, report in steps_of(trainer, groups, WARM_UP + work.steps):
+        if not seconds:
+            yield {"first_step_s": step_s, "entropy_nats": report.metrics["entropy"]}
+        seconds.append(step_s)
         parts = {name: value for name, value in report.seconds.items() if value > 0}
     yield speed(setting, trainer, groups, statistics.median(seconds[WARM_UP:])) | {"seconds_by_part": parts}
     yield against_estimate(setting, config, learner, work.tokens)

@@ -8,14 +8,13 @@ its reason, and the others go on. Seconds are the medians of the steps after the
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
-from benchmarks.gpu.common import QWEN, Setting, alone, shape_of, share_of_peak, write_model
+from benchmarks.gpu.common import QWEN, Setting, alone, shape_of, share_of_peak, steps_of, write_model
 from benchmarks.learner import random_work
 from squelch.learner.config import LearnerConfig
 from squelch.learner.trainer import Trainer
@@ -66,15 +65,10 @@ def _compiled(case: dict[str, Any]) -> dict[str, Any]:
 def case_of(setting: Setting, trainer: Trainer, groups: random_work.Groups) -> dict[str, Any]:
     """Seconds, share of the peak and memory of a learner's step."""
     setting.forget_peak()
-    seconds, report = list[float](), None
-    for step in range(WARM_UP + (1 if setting.quick else STEPS)):
-        start = time.perf_counter()
-        report = trainer.train_step(step, groups)  # its report waits for the GPU
-        seconds.append(time.perf_counter() - start)
-        if not report.updated:
-            raise RuntimeError(f"step {step} was refused: {report.refused}")
-    step_s, done = statistics.median(seconds[WARM_UP:]), report.operations if report else None
-    assert report is not None and done is not None, "every step was updated"
+    seconds, reports = zip(*steps_of(trainer, groups, WARM_UP + (1 if setting.quick else STEPS)), strict=True)
+    step_s, report = statistics.median(seconds[WARM_UP:]), reports[-1]
+    done = report.operations
+    assert done is not None, "every step was updated"
     return {
         "step_s": step_s,
         "first_step_s": seconds[0],

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.common import GIB, SMOLLM, alone, shape_of, write_model
+from benchmarks.gpu.common import GIB, SMOLLM, alone, shape_of, steps_of, write_model
 from squelch.actors.config import RolloutConfig, ScorerConfig
 from squelch.actors.messages import GenerationRequest
 from squelch.actors.model_counts import model_size
@@ -57,9 +57,7 @@ def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     gc.collect()
     before = status_gib("VmRSS")
     trainer = Trainer(folder, config)
-    for step in range(2):
-        if not trainer.train_step(step, groups).updated:
-            raise RuntimeError(f"step {step} was refused")
+    list(steps_of(trainer, groups, 2))
     estimate = memory.estimate(trainer.policy.model.config, config, 1).total / GIB
     return summary(before, status_gib("VmHWM"), estimate, RANK_RUNTIME_GIB)
 

@@ -22,17 +22,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import random
 import shutil
-import signal
 import statistics
 import string
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +41,6 @@ from squelch.kit.archive.reader import is_of_step, read_metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 REWARD = Path(__file__).with_name("on_gpu") / "reward.py"
 TRAINERS = ("squelch", "trl")
 NAMES = {"squelch": "Squelch", "trl": "TRL"}
@@ -59,8 +53,7 @@ LEVEL = 0.75
 """Reward whose time is compared: halfway between chance and the most that there is."""
 SMOOTHED = 5
 """Steps over which a curve is averaged before it is compared with `LEVEL`."""
-RUN_S, STOP_S = 1200.0, 60.0
-LOG_TAIL = 3000
+RUN_S = 1200.0
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SHAPE = {"width": 256, "layers": 4, "hidden": 768, "heads": 4}
 COLUMNS = ("mean over seeds", "Squelch", "TRL", "difference", "low", "high")
@@ -88,12 +81,8 @@ def prepare(folder: Path, work: Work, seed: int) -> None:
 def write_prompts(folder: Path, work: Work, seed: int) -> None:
     """Writes the file of prompts, which are letters, one prompt for each in the training; and one for validation, which
     is off, so that the other is used whole."""
-    rng = random.Random(seed)
-    (folder / "data").mkdir()
-    for split, count in (("train", work.num_steps * work.num_prompts), ("validation", work.num_prompts)):
-        texts = ["".join(rng.choices(string.ascii_lowercase, k=work.prompt_tokens)) for _ in range(count)]
-        rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts = {"train": work.num_steps * work.num_prompts, "validation": work.num_prompts}
+    peer_work.write_letters(folder / "data", counts, work.prompt_tokens, seed)
 
 
 def chat_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -144,33 +133,21 @@ def settings(work: Work, folder: Path, seed: int) -> dict[str, Any]:
         "entropy_coefficient": 0.0,
         "kl.coefficient": 0.0,
     }
-    return {
-        "name": "run",
+    own = (work.num_steps, work.num_prompts, work.num_samples, work.new_tokens)
+    return peer_work.run_settings(folder, "run", *own) | {
         "runs_dir": str(folder),
         "seed": seed,
-        "model.path": str(folder / "model"),
         "environment.options.data": str(folder / "data"),
         "environment.options.reward": f"{REWARD}:share",
-        "loop.steps": work.num_steps,
-        "loop.prompts": work.num_prompts,
         "loop.max_staleness": 0,
         "loop.checkpoint_every": work.num_steps,
-        "sampling.group_size": work.num_samples,
-        "sampling.max_tokens_per_turn": work.new_tokens,
         "sampling.temperature": work.temperature,
-        "filter.rule": "none",
         "learner.algorithm": "grpo",
-        "learner.minibatches": 1,
         "learner.num_threads": work.num_threads,
-        "learner.activation_checkpointing": False,
         **{f"learner.optimizer.{key}": value for key, value in optimizer.items()},
         **{f"learner.objective.{key}": value for key, value in objective.items()},
         "rollout.num_threads": work.num_threads,
         "rollout.max_model_len": 128,
-        "scorer.enabled": False,
-        "validation.every": 0,
-        "recorder.port": 0,
-        "recorder.report": False,
     }
 
 
@@ -193,7 +170,7 @@ def by_squelch(work: Work, folder: Path, seed: int) -> dict[str, Any]:
     """The curve of a run of the recipe `prompts`."""
     words = [f"{key}={json.dumps(value)}" for key, value in settings(work, folder, seed).items()]
     command = [sys.executable, "-m", "squelch.cluster.cli", "train", "prompts", *words]
-    trained(command, {}, folder, f"Squelch, seed {seed}")
+    common.finished(command, {}, folder / "log", f"the training Squelch, seed {seed}", RUN_S)
     lines = [line for line in read_metrics(folder / "run") if is_of_step(line)]
     return {"reward": [line["reward_mean"] for line in lines], "seconds": [line["seconds/step"] for line in lines]}
 
@@ -202,36 +179,8 @@ def by_trl(work: Work, folder: Path, seed: int) -> dict[str, Any]:
     """The curve of TRL's trainer."""
     variables = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", **trl_side.variables()}
     command = [sys.executable, "-m", "benchmarks.peer.learning_worker", str(folder), str(seed)]
-    trained(command, variables, folder, f"TRL, seed {seed}")
+    common.finished(command, variables, folder / "log", f"the training TRL, seed {seed}", RUN_S)
     return json.loads((folder / "trl.json").read_text())
-
-
-def trained(command: Sequence[str], variables: Mapping[str, str], folder: Path, name: str) -> None:
-    """Runs a training to its end, in a session of its own. RuntimeError with the end of its log if it fails."""
-    log = folder / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env={**os.environ, **variables},
-            start_new_session=True,
-        )
-    try:
-        code: int | None = process.wait(RUN_S)
-    except subprocess.TimeoutExpired:
-        code = None
-        process.terminate()  # a run ends its actors itself
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    finally:
-        with suppress(ProcessLookupError):  # usually no process is left
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if code != 0:
-        what = f"did not end within {RUN_S:g} s" if code is None else f"ended with code {code}"
-        raise RuntimeError(f"the training {name} {what}; its log ends with:\n{log.read_text()[-LOG_TAIL:]}")
 
 
 def run(place: Path, quick: bool) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def settings(work: Work, folder: Path, seed: int) -> trl.GRPOConfig:
 def main() -> None:
     """Trains with the folder and seed on the command line."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-    work = peer_work.load(folder)
+    work = peer_work.load(Work, folder)
     torch.set_num_threads(work.num_threads)
     rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
     steps = Steps()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from benchmarks.common import markdown_table
 from squelch.kit.archive.schema import TABLES
 from squelch.kit.archive.version import READ_BY, VERSION, VERSION_KEY
 
@@ -59,7 +60,7 @@ def page() -> str:
             "untrained",
         ),
         _section("A version span", "One entry of `version_spans`. A turn may have several.", "version_span"),
-        _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", "picture"),
+        _section("A picture", "One entry of `pictures`.", "picture"),
         _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", "index"),
         _section("A scored pair", SCORES, "score"),
     ]
@@ -67,12 +68,11 @@ def page() -> str:
 
 
 def _section(title: str, about: str, table: str) -> str:
-    rows = [
-        f"| `{c.name}` | {_type(c.type)} | {c.unit or '-'} | {'yes' if c.nullable else 'no'} | {c.meaning} |"
-        for c in TABLES[table]
-    ]
-    head = ["| column | type | unit | nullable | meaning |", "|---|---|---|---|---|"]
-    return "\n".join([f"## {title}", "", about, "", *head, *rows, ""])
+    rows = (
+        (f"`{c.name}`", _type(c.type), c.unit or "-", "yes" if c.nullable else "no", c.meaning) for c in TABLES[table]
+    )
+    lines = markdown_table(("column", "type", "unit", "nullable", "meaning"), rows)
+    return "\n".join([f"## {title}", "", about, "", *lines, ""])
 
 
 def _type(kind: pa.DataType) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.common import markdown_table
 from squelch.cluster.settings_reference import OPTIONS, Block, of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
 
@@ -56,15 +57,9 @@ def _page(title: str, blocks: list[Block]) -> str:
 def _section(block: Block, docs: str) -> Iterator[str]:
     """The lines of a block, on a page from which `docs` leads to the pages."""
     yield from (f"## {block.title}", "", _linked(block.about, docs), "")
-    yield from ("| key | default | values | meaning |", "|---|---|---|---|")
-    for one in block.settings:
-        cells = (f"`{one.key}`", f"`{one.default}`", one.values, _linked(one.meaning, docs))
-        yield _row(cell.replace("|", "\\|") for cell in cells)
-    yield ""
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    rows = ((f"`{one.key}`", f"`{one.default}`", one.values, _linked(one.meaning, docs)) for one in block.settings)
+    escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
+    yield from (*markdown_table(("key", "default", "values", "meaning"), escaped), "")
 
 
 def _linked(text: str, docs: str) -> str:
@@ -75,9 +70,10 @@ def _linked(text: str, docs: str) -> str:
 def main() -> None:
     """Writes the pages, and removes those of sections that are gone."""
     FOLDER.mkdir(exist_ok=True)
-    for gone in {*FOLDER.glob("*.md")} - pages().keys():
+    written = pages()
+    for gone in {*FOLDER.glob("*.md")} - written.keys():
         gone.unlink()
-    for file, text in pages().items():
+    for file, text in written.items():
         file.write_text(text, encoding="utf-8")
 
 

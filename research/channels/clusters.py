@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from research.channels.links import softmax
+from research.channels import links
 from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.kit.diagnosis.hard_negatives import HardEvaluation, read_hard
 from squelch.kit.scoring.settings import PROBE_TWINS
@@ -79,7 +79,7 @@ def part_channel(sizes: tuple[int, int], strengths: tuple[float, float], seed: i
     logits = rng.normal(size=(1, 1, strings))
     logits = logits + strengths[0] * rng.normal(size=(sizes[0], 1, strings))
     logits = logits + strengths[1] * rng.normal(size=(1, sizes[1], strings))
-    return PartChannel(np.log(np.maximum(softmax(logits), 1e-300)))
+    return PartChannel(np.log(np.maximum(links.softmax(logits), 1e-300)))
 
 
 def clustered(channel: PartChannel, num_tasks: int, seed: int) -> Clustered:
@@ -100,8 +100,7 @@ def draw_hard(drawn: Clustered, samples: int, seed: int) -> tuple[HardEvaluation
     reasonings."""
     num, rng = len(drawn.own), np.random.default_rng(seed)
     task = np.repeat(np.arange(num), samples)
-    edges = np.cumsum(np.exp(drawn.own[task]), axis=1)
-    z = (rng.random((len(task), 1)) * edges[:, -1:] > edges).sum(axis=1)
+    z = links.drawn(np.exp(drawn.own[task]), rng)
     others = np.take_along_axis(drawn.twins[task], z[:, None, None], axis=2)[..., 0]
     hard = read_hard(drawn.own[task, z], others, task, num)
     names = [f"probe-{place:03d}" for place in range(num)]

@@ -102,8 +102,8 @@ def draw_links(
     likelihood, because the reasonings of a channel have no parts."""
     num = len(channel.reasoning)
     task = np.repeat(np.arange(num), samples)
-    z = _drawn(channel.reasoning[task], rng)
-    a = _drawn(channel.answer[task, z], rng)
+    z = drawn(channel.reasoning[task], rng)
+    a = drawn(channel.answer[task, z], rng)
     log_p = np.log(channel.answer)
     swapped, prompts = log_p[task[:, None], z, a[:, None]], log_p[np.arange(num), z[:, None], a[:, None]]
     curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
@@ -137,14 +137,14 @@ def draw_probe(
     tasks, or under all, with or without `nulls`."""
     rng, num = np.random.default_rng(seed), len(log_p)
     task = np.repeat(np.arange(num), samples)
-    matrix = log_p[:, _drawn(np.exp(log_p)[task], rng)].T.copy()
+    matrix = log_p[:, drawn(np.exp(log_p)[task], rng)].T.copy()
     if others is not None:
         matrix[~draw_pairs(task, num, others, (seed,))] = np.nan
     names = [f"probe-{i:03d}" for i in range(num)]
     return read_probe(matrix, np.ones(len(task)), task, task, names, np.ones(num), (seed,), nulls)
 
 
-def _drawn(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def drawn(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(n,) one index from each row of (n, m) probabilities."""
     edges = np.cumsum(probabilities, axis=1)
     return (rng.random((len(edges), 1)) * edges[:, -1:] > edges).sum(axis=1)

@@ -18,10 +18,11 @@ Pure numpy in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from research.channels.links import drawn
 from squelch.kit.diagnosis.proxies import Scores, usable
 
 
@@ -117,14 +118,6 @@ def _enumerated(log_token: np.ndarray, log_stop: np.ndarray, log_go: np.ndarray)
     return Channel(np.hstack(whole), np.hstack(opened), sizes, np.ones_like(sizes))
 
 
-def with_template(channel: Channel, alpha: float, seed: int = 0) -> Channel:
-    """The channel of Lemma I.1: (1 - alpha) p(z|x) + alpha q(z), with a random q that does not depend on the prompt, on
-    the same strings with terminator. The likelihood without terminator is not defined for a mixture and is NaN."""
-    weights = np.random.default_rng(seed).gamma(0.3, size=channel.log_p.shape[1])
-    mixed = (1 - alpha) * np.exp(channel.log_p) + alpha * weights / weights.sum()
-    return replace(channel, log_p=np.log(mixed), log_open=np.full_like(mixed, np.nan))
-
-
 def draw(
     channel: Channel,
     rng: np.random.Generator,
@@ -141,8 +134,7 @@ def draw(
     """
     chosen = rng.choice(channel.num_prompts, size=prompts, replace=False)
     speakers = rng.integers(channel.num_prompts, size=prompts * samples) if blind else np.repeat(chosen, samples)
-    edges = np.cumsum(np.exp(channel.log_p[speakers]), axis=1)
-    strings = (rng.random((len(speakers), 1)) * edges[:, -1:] > edges).sum(axis=1)
+    strings = drawn(np.exp(channel.log_p[speakers]), rng)
     log_q, tokens = channel.scores(terminated)
     matrix = log_q[chosen][:, strings].T
     return usable(matrix, tokens[strings], np.repeat(np.arange(prompts), samples))

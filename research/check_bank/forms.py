@@ -40,8 +40,8 @@ def forms(folder: Path, out: Path, shared: Path) -> dict[str, Path]:
 
 def checkpoints(name: str, folder: Path, out: Path) -> Path:
     """A folder with the run's checkpoints as this form's trainer names them."""
-    format = "columns" if name == "turns" else name
-    rule = FORMATS[format].weights or FORMATS[format].traits.checkpoints
+    format = FORMATS[format_of(name)]
+    rule = format.weights or format.traits.checkpoints
     assert rule is not None, "its trainer numbers checkpoints"
     for path in sorted(folder.glob("checkpoint-*")):
         number = step_in(name, int(path.name.partition("-")[2]) + 1) + rule.offset
@@ -51,6 +51,11 @@ def checkpoints(name: str, folder: Path, out: Path) -> Path:
             if (path / file).is_file():
                 shutil.copyfile(path / file, place / file)
     return out
+
+
+def format_of(name: str) -> str:
+    """The format as which `squelch check` reads a form."""
+    return "columns" if name == "turns" else name
 
 
 def step_in(name: str, step: int) -> int:

@@ -27,7 +27,7 @@ class Cell:
     """One run.
 
     Attributes:
-        fault: what is planted in it (`trainer.PLANTED`); empty for none.
+        fault: what is planted in it (`trainer_worker.PLANTED`); empty for none.
         expects: the faults that `squelch check` names, in the forms that have what it needs.
         old: whether TRL 0.29.0 runs it (`complaint_worker.py`).
         weights: the forms that are scored under the checkpoints; each costs ten seconds.

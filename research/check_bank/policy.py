@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from benchmarks.common import small_qwen2
 from research.check_bank.marks import ASSISTANT, BEGIN, END, PAD, SPECIAL, TOOL, USER
 
 CALL, CALLED, ASKED = "<call>", "</call>", "double number="
@@ -105,15 +106,9 @@ def write_policy(folder: Path, seed: int = 0) -> None:
         write_prompts(folder, with_tool)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    config = small_qwen2(
+        **{"vocabulary": len(tokenizer), "width": 64, "layers": 2, "hidden": 128, "heads": 4},
         max_position_embeddings=256,
-        tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -15,33 +15,24 @@ again.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common import REPOSITORY, finished, parser_of, without_vllm
 from benchmarks.peer.on_gpu import trl_side
-from research.check_bank.forms import checkpoints, forms
+from research.check_bank.forms import checkpoints, format_of, forms
 from research.check_bank.plan import CELLS, Cell
 from research.judging import Report, show
-from research.tables import FOLDER
+from research.tables import FOLDER, read_csv, write_csv
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CheckResult, check
 from squelch.kit.process.terminal import say
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OLD = REPOSITORY / ".cache" / "trl-0.29.0"
 """Where TRL 0.29.0 is, for `complaint_worker.py`: pip install --no-deps --target .cache/trl-0.29.0 trl==0.29.0"""
-WITHOUT_VLLM = """import runpy, sys
-sys.modules['vllm'] = None
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name='__main__')"""
 RESULTS = FOLDER / "check_bank.csv"
 COLUMNS = ("cell", "form", "rows", "expected", "verdict", "faults", "says")
 CLAIMS = {"temperature": "1", "top_p": "1", "top_k": "0", "min_p": "0", "group_size": "4", "max_staleness": "0"}
@@ -50,7 +41,7 @@ OF_IDS_ALONE, FEW_TOKENS = ("columns", "turns", "verl"), 2500
 """Forms without log-probabilities; and how many tokens of the others are scored, which decide with few."""
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 KINDS = ("found", "unknown", "silent", "missed", "wrong")
-RUN_S, LOG_TAIL = 3000.0, 4000
+RUN_S = 3000.0
 Row = Mapping[str, str]
 
 
@@ -60,7 +51,7 @@ def run(root: Path, names: Sequence[str]) -> None:
     waiting = [CELLS[name] for name in names if not (root / name / "done").exists()]
     in_trl(root, "trainer_worker", [cell.name for cell in waiting if not cell.old])
     in_trl(root, "complaint_worker", [cell.name for cell in waiting if cell.old])
-    kept = {(row["cell"], row["form"]): row for row in rows()}
+    kept = {(row["cell"], row["form"]): row for row in read_csv(RESULTS)}
     for name in names:
         found = list(checked(root, CELLS[name]))
         kept = {key: row for key, row in kept.items() if key[0] != name} | {(name, row["form"]): row for row in found}
@@ -74,18 +65,9 @@ def in_trl(root: Path, module: str, names: Sequence[str]) -> None:
     if not names:
         return
     search = [str(REPOSITORY), *([str(OLD)] if module == "complaint_worker" else []), str(trl_side.SITE)]
-    own = {"PYTHONPATH": os.pathsep.join(search), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with (root / f"{module}.log").open("w") as log:
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_VLLM, f"research.check_bank.{module}", str(root), *names],
-            env=os.environ | own,
-            stdout=log,
-            stderr=log,
-            timeout=RUN_S,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError(f"TRL ended with {done.returncode}: {Path(log.name).read_text()[-LOG_TAIL:]}")
+    variables = {"PYTHONPATH": os.pathsep.join(search), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    command = without_vllm(f"research.check_bank.{module}", str(root), *names)
+    finished(command, variables, root / f"{module}.log", "TRL", RUN_S)
 
 
 def checked(root: Path, cell: Cell) -> Iterator[Row]:
@@ -124,9 +106,9 @@ def _row(cell: Cell, form: str, found: CheckResult) -> Row:
 
 def expected_in(cell: Cell, form: str) -> list[str]:
     """The faults that a form's files can show, by the catalogue of checks, with what it is checked with."""
-    format, found = "columns" if form == "turns" else form, list[str]()
+    found = list[str]()
     for one in (checks()[name] for name in cell.expects):
-        options = one.formats.get(format)
+        options = one.formats.get(format_of(form))
         if options is not None and (form in cell.weights or "--checkpoints" not in options):
             found.append(one.name)
     return found
@@ -145,26 +127,15 @@ def outcome(row: Row) -> str:
     return "unknown" if "unknown" in row["verdict"].split() else "missed"
 
 
-def rows() -> list[Row]:
-    """The study's table; empty before the first run."""
-    if not RESULTS.is_file():
-        return []
-    with RESULTS.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def write(found: Sequence[Row]) -> None:
     """Writes the table, in the order of the plan."""
     order = {name: place for place, name in enumerate(CELLS)}
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(found, key=lambda row: (order.get(row["cell"], len(order)), row["form"])))
+    write_csv(RESULTS, sorted(found, key=lambda row: (order.get(row["cell"], len(order)), row["form"])))
 
 
 def report() -> Report:
     """Of each cell the forms by outcome, and all counts."""
-    found = rows()
+    found = read_csv(RESULTS)
     by_cell = {name: [row for row in found if row["cell"] == name] for name in CELLS}
     lines = [
         (name, ", ".join(own[0]["expected"].split()) if own else "", *(_forms(own, kind) for kind in KINDS))
@@ -173,12 +144,11 @@ def report() -> Report:
     counts = Counter(map(outcome, found))
     clean = [row for row in found if row["cell"].startswith("clean")]
     metrics = {"runs": len({row["cell"] for row in found}), "checked": len(found), **counts, "clean": len(clean)}
-    return Report(metrics, ("run", "expected", *KINDS), lines, [json.dumps(metrics)])
+    return Report(metrics, ("run", "expected", *KINDS), lines, [summary(found)])
 
 
-def summary() -> str:
-    """What the table says, as docs/research/results.md has it."""
-    found = rows()
+def summary(found: Sequence[Row]) -> str:
+    """What the rows say, as docs/research/results.md has it."""
     clean = [row for row in found if CELLS[row["cell"]].fault == ""]
     planted = [row for row in found if CELLS[row["cell"]].fault]
     able = [row for row in planted if row["expected"]]
@@ -211,15 +181,13 @@ def _forms(own: Sequence[Row], kind: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "the same: nothing is run")
     parser.add_argument("--run", action="store_true", help="run the cells that are not done, and check them")
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL", help="run: these")
     folder = REPOSITORY / "build" / "check-bank"
     parser.add_argument("--dir", type=Path, default=folder, help="run: folder of the runs")
-    parser.add_argument("--quick", action="store_true", help="judge the table, as without it")
-    parser.add_argument("--json", action="store_true", help="JSON instead of the table")
     chosen = parser.parse_args(argv)
     if chosen.run:
-        run(chosen.dir, chosen.only)
+        run(chosen.dir.resolve(), chosen.only)
     show(report(), chosen.json)
     return 0

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -158,21 +158,22 @@ def known(run: Kept, key: str, above: float, until: float) -> list[float]:
     return [value for step, value in run.series(key).items() if above < step <= until]
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Collection[float]) -> float | None:
+    """The mean; None of nothing."""
     return statistics.fmean(values) if values else None
 
 
 def last(key: str) -> Metric:
     """The mean over the end of the run."""
-    return lambda run, steps: _mean(known(run, key, (1 - ENDS) * steps, steps))
+    return lambda run, steps: mean(known(run, key, (1 - ENDS) * steps, steps))
 
 
 def change(key: str) -> Metric:
     """The mean over the end minus the mean over the beginning."""
 
     def metric(run: Kept, steps: int) -> float | None:
-        begin = _mean(known(run, key, -1, ENDS * steps))
-        end = _mean(known(run, key, (1 - ENDS) * steps, steps))
+        begin = mean(known(run, key, -1, ENDS * steps))
+        end = mean(known(run, key, (1 - ENDS) * steps, steps))
         return None if begin is None or end is None else end - begin
 
     return metric
@@ -289,7 +290,7 @@ def true_share_since_first(run: Kept, steps: int) -> float | None:
 
 
 def _true(run: Kept, above: float, until: float) -> float | None:
-    right, names = (_mean(known(run, f"judge/{name}", above, until)) for name in ("right", "names"))
+    right, names = (mean(known(run, f"judge/{name}", above, until)) for name in ("right", "names"))
     return right / names if right is not None and names else None
 
 
@@ -307,7 +308,7 @@ def _log_ratio(above: str, below: str) -> Metric:
     def metric(run: Kept, steps: int) -> float | None:
         a, b = run.series(above), run.series(below)
         at = [step for step in a if step <= steps and step in b and a[step] > 0 and b[step] > 0]
-        return _mean([math.log(a[step] / b[step]) for step in at])
+        return mean([math.log(a[step] / b[step]) for step in at])
 
     return metric
 
@@ -319,7 +320,7 @@ def bucket_trend(part: str) -> Metric:
         by_bucket = [run.series(f"gradients/q{bucket}/{part}") for bucket in range(1, 7)]
         at = [step for step in by_bucket[0] if step <= steps and all(step in series for series in by_bucket)]
         found = [spearman(range(6), [series[step] for series in by_bucket]) for step in at]
-        return _mean([value for value in found if math.isfinite(value)])
+        return mean([value for value in found if math.isfinite(value)])
 
     return metric
 

@@ -3,7 +3,6 @@
 python -m research.findings_runs --list
 python -m research.findings_runs --run [--only WORD ...] [--minutes N] [--parallel N]
     [--runs-dir DIR] [--set KEY=VALUE ...]
-python -m research.findings_runs --import FILE ...
 python -m research.findings_runs [--quick] [--json]
 
 `--run` writes each finished cell to research/results/findings_runs/CELL.parquet, every line of its metrics; commit it.
@@ -43,8 +42,6 @@ COMMON = ("recorder.report=false", "recorder.port=0", "loop.keep_checkpoints=1")
 LINES, AT = "lines", "at"
 """The table of a run's lines of metrics, by their number, and its column with their steps: a step may have several."""
 DROPPED = ("step", "time")
-ABORTED = "aborted"
-"""Marks the last line of a run that ended because nothing was learned, which is judged by the steps that it has."""
 WITHOUT_END = (EndCause.NOTHING_COUNTS, EndCause.REFUSED_STEPS)
 """Ends that a planted fault brings about before the planned last step, although the run could go on."""
 MOST_SHARE = 0.01
@@ -84,14 +81,13 @@ def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
 
 
 def lines_of(content: Mapping[str, Any]) -> list[dict[str, float]]:
-    """The lines of metrics of a kept run; what is not known is left out. The last may be marked `ABORTED`."""
+    """The lines of metrics of a kept run; what is not known is left out."""
     table = content["tables"][LINES]
     rows = (dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True))
-    found = [{key: value for key, value in row.items() if value is not None} for row in rows]
-    lines = [{**row, "step": int(row.pop(AT))} for row in found]
-    if content.get("ended") == EndCause.NO_SIGNAL:
-        lines[-1][ABORTED] = 1.0
-    return lines
+    return [
+        {key: value for key, value in row.items() if value is not None and key != AT} | {"step": int(row[AT])}
+        for row in rows
+    ]
 
 
 @dataclass
@@ -113,21 +109,22 @@ class Stood:
         return min((step for severity, step in self.began.items() if severity != "notice"), default=None)
 
 
-def followed(lines: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, Findings]]:
-    """The findings after each line of a run, with its step."""
-    findings = Findings()
-    for line in lines:
+def followed(content: Mapping[str, Any]) -> Iterator[tuple[int, Findings]]:
+    """The findings after each line of a kept run, with its step. One that ended because nothing was learned is judged
+    by the steps that it has."""
+    findings, lines = Findings(), lines_of(content)
+    for number, line in enumerate(lines, start=1):
         step = int(line["step"])
-        if ABORTED in line:
+        if number == len(lines) and content.get("ended") == EndCause.NO_SIGNAL:
             findings.ends(max(FEWEST, step))
-        findings.step(StepView(step, {key: value for key, value in line.items() if key not in ("step", ABORTED)}))
+        findings.step(StepView(step, {key: value for key, value in line.items() if key != "step"}))
         yield step, findings
 
 
-def stood(lines: Sequence[Mapping[str, float]]) -> list[Stood]:
-    """The findings of a run, in the order in which they began."""
+def stood(content: Mapping[str, Any]) -> list[Stood]:
+    """The findings of a kept run, in the order in which they began."""
     found = dict[str, Stood]()
-    for step, findings in followed(lines):
+    for step, findings in followed(content):
         for one in findings.open:
             own = found.setdefault(one.name, Stood(one.name))
             own.began.setdefault(one.severity, step)
@@ -141,22 +138,22 @@ def seen(contents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[str], st
     named, silent = defaultdict[str, list[str]](list), Counter[str]()
     able = Counter[str]()
     for content in contents:
-        lines = lines_of(content)
+        found = stood(content)
         if content["part"] == PLANTED:
-            for name in set(FAULTS[content["arm"]].expected) & set(in_time(lines)):
+            for name in set(FAULTS[content["arm"]].expected) & in_time(found, lines_of(content)):
                 named[name].append(content["arm"])
             continue
-        can = {name for _, findings in followed(lines) for name in catalogue() if findings.level(name) is not None}
+        can = {name for _, findings in followed(content) for name in catalogue() if findings.level(name) is not None}
         able.update(can)
-        silent.update(can - {one.name for one in stood(lines)})
+        silent.update(can - {one.name for one in found})
     counted = {name: f"{silent[name]} of {able[name]} healthy runs" if able[name] else "" for name in catalogue()}
     return {name: (sorted(named[name]), counted[name]) for name in catalogue()}
 
 
-def in_time(lines: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """The findings that were more than a notice so early that a planted fault counts as found, with their steps."""
+def in_time(found: Sequence[Stood], lines: Sequence[Mapping[str, float]]) -> set[str]:
+    """The findings that were more than a notice so early that a planted fault counts as found."""
     last = latest(lines)
-    return {one.name: one.warned for one in stood(lines) if one.warned is not None and one.warned <= last}
+    return {one.name for one in found if one.warned is not None and one.warned <= last}
 
 
 def latest(lines: Sequence[Mapping[str, float]]) -> int:
@@ -178,12 +175,12 @@ def judged(content: Mapping[str, Any]) -> dict[str, Any]:
     """What was found in a run, and the verdict: of a planted fault, whether an expected finding came in time; of a
     healthy run, whether none is more than a notice."""
     lines = lines_of(content)
-    found = stood(lines)
+    found = stood(content)
     warned = {one.name: one.warned for one in found if one.warned is not None}
     if content["part"] == PLANTED:
         expected = FAULTS[content["arm"]].expected
         at = min((step for name, step in warned.items() if name in expected), default=None)
-        holds = any(name in in_time(lines) for name in expected)
+        holds = not in_time(found, lines).isdisjoint(expected)
         said = f"{' or '.join(expected)}, step {known(at, 'd')} of at most {latest(lines)}"
         verdict = f"{'found' if holds else 'missed'}: {said}"
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from squelch.actors.process.preparation import protect, settle
 from squelch.cluster.commands.arguments import named, run_path
@@ -224,6 +224,7 @@ def _meant_by(key: str, value: Any) -> Any:
         value = OBJECTS.get(value, value)
     if key in ("type", "choices", "default") and isinstance(value, str) and value.startswith("squelch."):
         value = resolve_name(value)
+        value = (get_args(value) or value) if key == "choices" else value
     if key == "default" and isinstance(value, list):
         return list(value)  # each parser has its own: a command may change it
     return tuple(value) if key in ("choices", "metavar") and not isinstance(value, str) else value

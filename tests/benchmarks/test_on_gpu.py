@@ -14,6 +14,7 @@ import pytest
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu.common import Setting
 from benchmarks.gpu.parts import PARTS, WHOLE_RUN
+from benchmarks.peer import work as peer_work
 from benchmarks.peer.on_gpu import measure, reward, squelch_side, trl_side
 from benchmarks.peer.on_gpu import work as gpu_work
 from benchmarks.peer.on_gpu.files import prepare, write_prompts
@@ -45,7 +46,7 @@ def test_the_folder_is_one_that_a_run_accepts_with_the_ends_of_the_work(tmp_path
     one = open_format(model)
     assert set(one.stop_ids) == set(gpu_work.ends(2048, 16, True)) and one.vocab_size == 2048
     rows = [json.loads(line) for line in (tmp_path / "peer" / "data" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) >= work.prompts * work.steps and gpu_work.load(tmp_path / "peer") == work
+    assert len(rows) >= work.prompts * work.steps and peer_work.load(GpuWork, tmp_path / "peer") == work
     fed = len(one.first_turn(rows[0]["prompt"]))
     assert abs(fed - work.prompt_tokens) <= 25 and fed + work.new_tokens <= work.context
 

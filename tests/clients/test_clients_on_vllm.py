@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
+from benchmarks.common import small_qwen2
 from squelch.actors.config import RolloutConfig
 from squelch.actors.endpoint.session import Call
 from squelch.actors.messages import Completion, GenerationRequest
@@ -45,15 +46,11 @@ def write_policy(folder: Path) -> Path:
     tokenizer.add_tokens(SPOKEN)
     torch.manual_seed(3)
     ends = [tokenizer.token_to_id("<|im_end|>")]
-    config = Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=MAX_MODEL_LEN,
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    config = small_qwen2(
+        **{"vocabulary": vocabulary, "width": 64, "layers": 2, "hidden": 96, "heads": 2},
         tie_word_embeddings=False,
+        max_position_embeddings=MAX_MODEL_LEN,
         initializer_range=0.2,
         eos_token_id=ends[0],
         bos_token_id=None,

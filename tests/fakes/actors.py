@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from squelch.actors.filter.service import FilterService
 from squelch.actors.messages import (
     GroupMember,
     Imitation,
@@ -39,7 +40,6 @@ from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Answer, Kind, Request, packed
 from squelch.kit.base.disk import partial_path
-from squelch.kit.filter.windows import make_window
 from squelch.kit.process.progress_marks import Progress
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Cluster, Group, GroupSummary, Ticket, Trajectory, Turn, summarise
@@ -363,26 +363,24 @@ class Endpoint(Fake):
 
 
 class Filter(Fake):
-    """The filter's own window."""
+    """The filter's own service; its state passes through JSON."""
 
     def __init__(self, world: World, name: str = "filter") -> None:
         super().__init__(world, name)
-        self.window = make_window(world.config.filter)
+        self.service = FilterService(world.config.filter)
 
     async def admit(self, summaries: list[GroupSummary]) -> object:
-        return await self._call("admit", lambda: [self.window.admit(summary) for summary in summaries])
+        return await self._call("admit", lambda: self.service.admit(summaries))
 
     async def close(self, step: int, final: bool, target: int) -> Any:
-        def close() -> Any:
-            return self.window.close(step, final, target), json.loads(json.dumps(self.window.state([step])))
-
-        return await self._call("close", close)
+        decision, state = await self._call("close", lambda: self.service.close(step, final, target))
+        return decision, json.loads(json.dumps(state))
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
-        return await self._call("state", lambda: json.loads(json.dumps(self.window.state(steps))))
+        return json.loads(json.dumps(await self._call("state", lambda: self.service.state(steps))))
 
     async def restore(self, state: dict[str, Any]) -> object:
-        return await self._call("restore", lambda: self.window.restore(state))
+        return await self._call("restore", lambda: self.service.restore(state))
 
 
 class Scorer(Fake):

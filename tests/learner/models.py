@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 
+from benchmarks.common import small_qwen2
 from squelch.kit.models.model_folder import load_model_folder
 from squelch.kit.packed.vision import use_attention
 from squelch.kit.records.records import Segment, Trajectory, Turn
@@ -20,17 +21,8 @@ VOCABULARY = 61
 def make_model(folder: Path, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, tied: bool = True) -> Path:
     """Write a random Qwen2 model as a Hugging Face folder. Its weights are a function of the arguments."""
     torch.manual_seed(7)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        max_position_embeddings=256,
-        initializer_range=0.1,
-    )
+    shape = {"vocabulary": vocabulary, "width": width, "layers": layers, "hidden": 2 * width, "heads": 4}
+    config = small_qwen2(**shape, tie_word_embeddings=tied, max_position_embeddings=256, initializer_range=0.1)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -3,7 +3,8 @@
 import pytest
 
 from research import known_links
-from research.known_links import coverage, judged, missed, pooled, read_rows, table
+from research.known_links import coverage, judged
+from research.known_page import LINKS, links_table, missed, pooled, read_rows
 
 
 def test_a_share_is_outside_only_if_its_wilson_interval_is():
@@ -27,13 +28,16 @@ def test_exact_rows_do_not_count_in_the_pooled_share():
 
 
 def test_the_page_names_the_rows_outside_the_band_and_marks_shares_outside():
-    assert missed(read_rows()).startswith("D, `compressed`, N = 8, K = 2 or 4: 0.8") and missed([]) == "none is outside"
+    assert (
+        missed(read_rows(LINKS)).startswith("D, `compressed`, N = 8, K = 2 or 4: 0.8")
+        and missed([]) == "none is outside"
+    )
     low = coverage("D", "both", (8, 2), [(1.0, 0.5, 1.5)] * 3 + [(3.0, 2.5, 3.5)], 1.0)
-    assert table([low]).splitlines()[-1] == "| D | **0.750** |" and "**" not in table(read_rows())
+    assert links_table([low]).splitlines()[-1] == "| D | **0.750** |" and "**" not in links_table(read_rows(LINKS))
 
 
 def test_the_committed_intervals_hold_where_they_must():
-    rows = read_rows()
+    rows = read_rows(LINKS)
     assert {row["estimate"] for row in pooled(rows)} >= {"MI", "I_hard", "D", "X past Z", "I(A;Z|X)", "both forms"}
     assert min(row["tasks"] for row in rows) >= 8
     assert {row["samples"] for row in rows} == {2, 4, 8, "2 or 4"}

@@ -2,31 +2,30 @@
 
 A few dozen fixed draws each; the whole study is `python -m research.known_truth`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research import known_truth
-from research.channels.reasonings import Channel, draw, random_channel, with_template
+from research import known_page
+from research.channels.reasonings import Channel, draw, random_channel
 from research.judging import PAGES
-from research.known_links import read_rows
-from research.known_truth import (
-    CHANNELS,
-    DATA,
-    LM_PROMPTS,
-    NULLS,
-    enumerate_lm,
-    false_positives,
-    figure,
-    markdown,
-    study,
-    tiny_lm,
-)
+from research.known_page import DATA, LINKS, LM_PROMPTS, NULLS, figure, markdown, read_rows
+from research.known_truth import CHANNELS, enumerate_lm, false_positives, study, tiny_lm
 from squelch.kit.diagnosis.proxies import proxies_of_scores
 from squelch.kit.diagnosis.uncertainty import ESTIMATED, uncertainty
 
 MEDIUM = random_channel(1, strength=1.0, max_length=4)
+
+
+def with_template(channel: Channel, alpha: float, seed: int = 0) -> Channel:
+    """The channel of Lemma I.1: (1 - alpha) p(z|x) + alpha q(z), with a random q that does not depend on the prompt, on
+    the same strings with terminator. The likelihood without terminator is not defined for a mixture and is NaN."""
+    weights = np.random.default_rng(seed).gamma(0.3, size=channel.log_p.shape[1])
+    mixed = (1 - alpha) * np.exp(channel.log_p) + alpha * weights / weights.sum()
+    return replace(channel, log_p=np.log(mixed), log_open=np.full_like(mixed, np.nan))
 
 
 @given(st.integers(0, 1000), st.floats(0, 4), st.integers(1, 4))
@@ -154,17 +153,16 @@ def test_an_empty_string_is_excluded_without_the_terminator_and_counted(language
 
 def test_the_committed_page_is_made_from_the_committed_tables() -> None:
     rows, page = read_rows(DATA), (PAGES / "known-truth.md").read_text()
-    assert markdown(rows, read_rows(NULLS), read_rows()) == page, "python -m research.known_truth --write"
+    assert markdown(rows, read_rows(NULLS), read_rows(LINKS)) == page, "python -m research.known_truth --write"
     assert len(rows) == 66 and {row["channel"] for row in rows} == {*CHANNELS, "tiny LM"}
     assert all(text in figure(rows) for text in ("<title", "log N, the bound", "medium dependence", ">strong<"))
 
 
 def test_a_measurement_is_written_as_the_page_reads_it(tmp_path, monkeypatch) -> None:
     row = {"channel": "medium", "terminator": True, "length": 3.6} | study(MEDIUM, 8, 8, 5, 0, True)
-    monkeypatch.setattr(known_truth, "DATA", tmp_path / "rows.csv")
-    monkeypatch.setattr(known_truth, "NULLS", tmp_path / "nulls.csv")
-    monkeypatch.setattr(known_truth, "PAGES", tmp_path)
-    monkeypatch.setattr(known_truth, "figure", lambda rows: "")
-    known_truth.write({"rows": [row], "false_positives": [{"prompts": 8, "samples": 8, "rate": 0.05}]})
+    data, nulls = tmp_path / "rows.csv", tmp_path / "nulls.csv"
+    for name, value in {"DATA": data, "NULLS": nulls, "PAGES": tmp_path, "figure": lambda rows: ""}.items():
+        monkeypatch.setattr(known_page, name, value)
+    known_page.write({data: [row], nulls: [{"prompts": 8, "samples": 8, "rate": 0.05}]})
     page = (tmp_path / "known-truth.md").read_text()
     assert page.count("| medium | with terminator | 8 |") == 1 and "0.050 at N=8, K=8" in page

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from squelch.actors.filter.service import FilterService
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.kit.archive.rows import packed, to_table
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.windows import make_window
 from squelch.kit.process.progress_marks import IDLE, Progress
 from squelch.kit.records.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 
@@ -83,28 +83,13 @@ class Host:
 
 
 class FilterHost:
-    """The filter's window behind asynchronous methods, as `actors.filter.service` puts it behind a Ray actor's."""
+    """The filter's service behind asynchronous methods."""
 
     def __init__(self, config: FilterConfig) -> None:
-        self._window = make_window(config)
+        self._service = FilterService(config)
 
-    async def admit(self, summaries: list[GroupSummary]) -> None:
-        """As `FilterWindow.admit`, for several groups."""
-        for summary in summaries:
-            self._window.admit(summary)
+    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*arguments: Any) -> Any:
+            return getattr(self._service, method)(*arguments)
 
-    async def progress(self) -> Progress:
-        """As the service."""
-        return IDLE
-
-    async def close(self, step: int, final: bool, target: int) -> Any:
-        """As the service."""
-        return self._window.close(step, final, target), self._window.state([step])
-
-    async def state(self, steps: Collection[int] | None) -> dict[str, Any]:
-        """As `FilterWindow.state`."""
-        return self._window.state(steps)
-
-    async def restore(self, state: dict[str, Any]) -> None:
-        """As `FilterWindow.restore`."""
-        self._window.restore(state)
+        return call

@@ -7,14 +7,13 @@ that can be sampled has a text.
 
 from __future__ import annotations
 
-import json
-import random
 import string
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peer import work as peer_work
 from benchmarks.peer.learning import write_tokenizer
 from benchmarks.peer.on_gpu import work as gpu_work
 from benchmarks.peer.on_gpu.work import GpuWork
@@ -34,7 +33,7 @@ def prepare(folder: Path, work: GpuWork) -> Path:
     write_tokenizer(model, config.vocab_size, made_up_words())
     write_model(model, config, work)
     write_prompts(folder / "data", work)
-    gpu_work.save(work, folder)
+    peer_work.save(work, folder)
     return model
 
 
@@ -74,13 +73,5 @@ def made_up_words() -> Iterator[str]:
 
 def write_prompts(folder: Path, work: GpuWork) -> None:
     """Writes enough prompts of letters for every step of every variant, and as many for validation as a file needs."""
-    rng, letters = random.Random(gpu_work.SEED), max(1, work.prompt_tokens - TEMPLATE_TOKENS)
-    folder.mkdir()
-    for split, count in (("train", work.prompts * (work.steps + 1)), ("validation", work.prompts)):
-        rows = [{"prompt": [message(rng, letters)]} for _ in range(count)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def message(rng: random.Random, letters: int) -> dict[str, Any]:
-    """A message of so many letters."""
-    return {"role": "user", "content": "".join(rng.choices(string.ascii_lowercase, k=letters))}
+    counts = {"train": work.prompts * (work.steps + 1), "validation": work.prompts}
+    peer_work.write_letters(folder, counts, max(1, work.prompt_tokens - TEMPLATE_TOKENS), gpu_work.SEED)

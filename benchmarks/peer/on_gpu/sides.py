@@ -13,18 +13,17 @@ and the next one begins.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import REPOSITORY, end, search_path
 from benchmarks.peer.on_gpu.work import BARRIER
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 STOP_S = 20.0
 POLL_S = 0.2
 LOG_TAIL = 1500
@@ -57,7 +56,6 @@ class Side(ABC):
     def start(self) -> None:
         """Starts the process, in a session of its own."""
         own = {BARRIER: str(self.barrier), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        search = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 self.command(),
@@ -65,7 +63,7 @@ class Side(ABC):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": search, **own, **self.variables()},
+                env={**os.environ, "PYTHONPATH": search_path(), **own, **self.variables()},
                 start_new_session=True,
             )
 
@@ -87,15 +85,9 @@ class Side(ABC):
         return f"exit code {code}; the log ends with: {self.log.read_text(errors='replace')[-LOG_TAIL:]}"
 
     def stop(self) -> None:
-        """Ends the process and its children; a run ends its actors itself if it has the time."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_S)
-        with suppress(ProcessLookupError):  # usually no process is left
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """Ends the process and its children."""
+        if self.process is not None:
+            end(self.process, STOP_S)
 
 
 def grouped(sides: Sequence[Side], card_gib: float) -> list[list[Side]]:

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer.on_gpu.sides import REPOSITORY, Side
+from benchmarks.common import REPOSITORY
+from benchmarks.peer import work as peer_work
+from benchmarks.peer.on_gpu.sides import Side
 from benchmarks.peer.on_gpu.work import MEASURED, WHOLE_GPU, GpuWork
 from squelch.kit.archive.reader import is_of_step, read_events, read_metrics
 
@@ -42,35 +44,19 @@ LEARNER_GIB, ENGINE_GIB = 36.0, 6.0
 
 def settings(work: GpuWork, folder: Path, name: str, workers: int, steps: int) -> dict[str, Any]:
     """The settings of a run beside those of `one-card`: the work, its best settings, and nothing that only measures."""
-    return {
-        "name": name,
+    own = peer_work.run_settings(folder, name, steps, work.prompts, work.samples, work.new_tokens) | {
         "runs_dir": str(folder / "runs"),
-        "model.path": str(folder / "model"),
         "environment.name": "Prompts",
-        "environment.options": {
-            "data": str(folder / "data"),
-            "reward": f"{REWARD}:share",
-            "timeout_s": WAIT_S,
-        },
+        "environment.options": {"data": str(folder / "data"), "reward": f"{REWARD}:share", "timeout_s": WAIT_S},
         "environment_actor.step_timeout_s": WAIT_S + 30,
         "environment_actor.episode_timeout_s": WAIT_S + 60,
         "loop.group_timeout_s": WAIT_S + 60,
-        "loop.steps": steps,
-        "loop.prompts": work.prompts,
         "loop.checkpoint_every": 100 * steps,
-        "sampling.group_size": work.samples,
-        "sampling.max_tokens_per_turn": work.new_tokens,
-        "filter.rule": "none",
-        "learner.minibatches": 1,
-        "learner.activation_checkpointing": False,
         "rollout.count": workers,
         "rollout.max_model_len": work.context,
-        "scorer.enabled": False,
-        "validation.every": 0,
         "validation.early_stop": "off",
-        "recorder.port": 0,
-        "recorder.report": False,
-    } | (ON_CARD | {"rollout.num_gpus": round(0.3 / workers, 4)} if work.device == "cuda" else ON_CPU)
+    }
+    return own | (ON_CARD | {"rollout.num_gpus": round(0.3 / workers, 4)} if work.device == "cuda" else ON_CPU)
 
 
 ON_CARD = {"rollout.kv_cache_gib": 2, "cluster.start_timeout_s": 400, "rollout.start_timeout_s": 400}

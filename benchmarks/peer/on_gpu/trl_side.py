@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import REPOSITORY, search_path
 from benchmarks.gpu.parts import installed
-from benchmarks.peer.on_gpu.sides import REPOSITORY, Side
+from benchmarks.peer.on_gpu.sides import Side
 from benchmarks.peer.on_gpu.work import MEASURED, WHOLE_GPU, GpuWork
 
 SITE = REPOSITORY / ".cache" / "trl"
@@ -27,8 +27,7 @@ def missing() -> str | None:
 
 def variables() -> dict[str, str]:
     """With which TRL is imported: its folder comes after this environment's, whose torch and vLLM it uses."""
-    search = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"), str(SITE))))
-    return {"PYTHONPATH": search, "TOKENIZERS_PARALLELISM": "false"}
+    return {"PYTHONPATH": search_path(SITE), "TOKENIZERS_PARALLELISM": "false"}
 
 
 class TrlSide(Side):

@@ -26,8 +26,8 @@ import vllm
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 
+from benchmarks.peer import work as peer_work
 from benchmarks.peer.on_gpu import reward
-from benchmarks.peer.on_gpu import work as gpu_work
 from benchmarks.peer.on_gpu.work import GpuWork
 
 SLEEP = "+sleep"
@@ -193,7 +193,7 @@ def summary(rows: list[dict[str, float]], lengths: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Plays the variants on the command line."""
     folder, out, variants = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    work = gpu_work.load(folder)
+    work = peer_work.load(GpuWork, folder)
     engines = Engines(work)
     vars(generation)["LLM"] = engines
     modules = (trl, transformers, vllm, torch)

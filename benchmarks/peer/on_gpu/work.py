@@ -1,13 +1,10 @@
-"""The work of both trainers on one GPU, as a file in its folder. Standard library only: TRL's process reads it too."""
+"""The work of both trainers on one GPU. Standard library only: TRL's process reads it too (`benchmarks.peer.work`)."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-FILE_NAME = "work.json"
 BARRIER = "SQUELCH_PEER_BARRIER"
 """Environment variable with the path of the file for which a side waits once it has generated its first step."""
 SEED = 45
@@ -56,13 +53,3 @@ def ends(vocabulary: int, new_tokens: int, ragged: bool) -> list[int]:
     have `new_tokens` tokens. The first is the chat template's."""
     count = round(vocabulary * (1 - 0.5 ** (1 / new_tokens))) if ragged else 1
     return [2, *range(vocabulary - max(count, 1) + 1, vocabulary)]
-
-
-def save(work: GpuWork, folder: Path) -> None:
-    """Writes the work into the folder."""
-    (folder / FILE_NAME).write_text(json.dumps(asdict(work)))
-
-
-def load(folder: Path) -> GpuWork:
-    """Reads the work from the folder."""
-    return GpuWork(**json.loads((folder / FILE_NAME).read_text()))

@@ -9,8 +9,6 @@ from typing import Any
 
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.dotted import nested
-from squelch.kit.base.errors import UserError
-from squelch.kit.process.terminal import say
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,16 +22,12 @@ def run(options: argparse.Namespace) -> int:
     reward = out.with_name(f"{out.stem}_reward.py") if made.reward else None
     if reward is not None:
         made.settings.setdefault("environment.options.reward", f"{reward}:reward")
-    say("\n".join(made.report()))
-    made.require()
-    validated(nested(_complete(made.settings)), [], str(out), lambda environment, seconds: None)
-    if taken := [path for path in (out, reward) if path is not None and path.exists()]:
-        raise UserError(f"{taken[0]} exists; give another --out FILE, or remove it")
-    if reward is not None:
-        write_whole(reward, made.reward)
-    write_whole(out, made.recipe())
-    beside = f" and {reward}, which calls the reward function" if reward else ""
-    say(f"written: {out}{beside}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
+    beside = {} if reward is None else {reward: lambda path: write_whole(path, made.reward)}
+
+    def check() -> None:
+        validated(nested(_complete(made.settings)), [], str(out), lambda environment, seconds: None)
+
+    made.write(out, "after the file, e.g. {}=VALUE", beside, check)
     return 0
 
 

@@ -78,8 +78,9 @@ def run(options: argparse.Namespace) -> int:
     if shape is not None and size is not None:
         if options.gpus:
             splits = splits_of(lambda own: _load(options, [*moved, *own]), config, shape, size, options.gpus, gib)
-            config = splits[0].config
-        needs = list(needs_on(config, shape, size, [device] if device else list(DEVICES_GIB)))
+            config, needs = splits[0].config, splits[0].needs
+        else:
+            needs = list(needs_on(config, shape, size, [device] if device else list(DEVICES_GIB)))
         store, host = store_advice(config, size), host_of(config, shape)
     timing = _timing(config, size, options.runs, device)
     if options.json:

@@ -3,16 +3,17 @@ run, and those whose actors fit are compared by the counted time of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.plan_memory import needs_on
+from squelch.cluster.commands.plan_memory import Need, needs_on
 from squelch.cluster.runs.timing.counted_step import counted, device_of
 from squelch.cluster.runs.timing.step_time import StepModel
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.gpu_split import ON_ONE, ON_ONE_UNSCORED, of_each, on_several
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -22,21 +23,22 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """Splits that are shown."""
-SHARED = {"rollout.num_gpus": 0.7, "scorer.num_gpus": 0.3}
-"""Shares of rollout workers and of the scorer, which is on the GPU of one of them."""
-ON_ONE = ((0.5, 0.3, 0.2), (0.4, 0.4, 0.2))
-ON_ONE_UNSCORED = ((0.5, 0.5), (0.6, 0.4), (0.4, 0.6))
-"""Shares of one GPU for the learner, a rollout worker and, if there is one, the scorer."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split. `advice`: what each actor that does not fit needs; `model`: the counted time of its step."""
+    """One split. `text`: its settings, as on a command line; `needs`: the memory of each actor; `model`: the counted
+    time of its step."""
 
-    settings: Mapping[str, Any]
+    text: str
     config: RunConfig
-    advice: tuple[str, ...]
+    needs: list[Need]
     model: StepModel
+
+    @property
+    def advice(self) -> list[str]:
+        """What each actor that does not fit needs."""
+        return [f"{need.role}: {need.advice}" for need in self.needs if need.advice]
 
     @cached_property
     def step_s(self) -> float:
@@ -49,14 +51,9 @@ class Split:
         generation = self.model.window(self.config.rollout.start_count)
         return {"generation": generation, "training": self.model.train, "new weights": self.model.publish}
 
-    @property
-    def text(self) -> str:
-        """The settings, as on a command line."""
-        return " ".join(f"{key}={value:g}" for key, value in self.settings.items())
-
     def plain(self) -> dict[str, Any]:
         """For --json."""
-        own = {"settings": self.text, "advice": list(self.advice), "step_s": self.step_s, "seconds": self.parts}
+        own = {"settings": self.text, "advice": self.advice, "step_s": self.step_s, "seconds": self.parts}
         return {**own, "bound_by": bound_of(self)}
 
 
@@ -86,11 +83,10 @@ def splits_of(
             continue
         if needed(own, "GPU") > gpus:
             continue
-        needs = needs_on(own, shape, size, [device_gib])
-        advice = tuple(f"{need.role}: {need.advice}" for need in needs if need.advice)
-        chosen = {key: attrgetter(key)(own) for key in settings}
-        split = Split(chosen, own, advice, counted(size, own, device_of(device_gib)))
-        found.setdefault(split.text, split)
+        text = " ".join(f"{key}={attrgetter(key)(own):g}" for key in settings)
+        if text not in found:
+            needs = list(needs_on(own, shape, size, [device_gib]))
+            found[text] = Split(text, own, needs, counted(size, own, device_of(device_gib)))
     if not found:
         raise refused or UserError(f"no usual split of {gpus} GPUs goes with the settings that you give; drop some")
     return sorted(found.values(), key=lambda split: (len(split.advice), split.step_s))
@@ -100,19 +96,15 @@ def _usual(config: RunConfig, gpus: int) -> Iterator[dict[str, Any]]:
     """The settings of each usual split."""
     scored, size = config.scorer.enabled, config.rollout.tensor_parallel_size
     if gpus == 1:
-        keys = ("learner.num_gpus", "rollout.num_gpus", "scorer.num_gpus")
         for shares in ON_ONE if scored else ON_ONE_UNSCORED:
-            yield {"learner.ranks": 1, "rollout.count": 1, **dict(zip(keys, shares, strict=False))}
+            yield {"learner.ranks": 1, "rollout.count": 1, **of_each(shares)}
         return
     ranks = 1
     while ranks < gpus:
-        learner, left = {"learner.ranks": ranks, "learner.num_gpus": 1}, gpus - ranks
-        own = (left - scored) // size
-        if own:
-            scorer = {"scorer.num_gpus": 1} if scored else {}
-            yield {**learner, "rollout.count": own, "rollout.num_gpus": size, **scorer}
-        if scored and size == 1:
-            yield {**learner, "rollout.count": left, **SHARED}
+        for shared in (False, True) if scored and size == 1 else (False,):
+            split = on_several(ranks, gpus - ranks, size, scored, shared)
+            if split["rollout.count"]:
+                yield split
         ranks *= 2
 
 

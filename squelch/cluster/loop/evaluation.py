@@ -70,20 +70,23 @@ class Asked:
 
 
 def evaluate(
-    asked: Asked, run_dir: Path, recipe: str, say: Callable[[str], None], fetch: Callable[[str], None] | None = None
+    asked: Asked, source: Path | str, say: Callable[[str], None], fetch: Callable[[str], None] | None = None
 ) -> int:
     """Plays the same validation tasks with the weights of each checkpoint; prints success and its interval, and the
     paired gain over the first.
 
     Args:
-        run_dir: the run's folder; with a `recipe`, in place of a run, the folder for the output of the actors.
-        recipe: whose tasks are played; empty for those of the run.
-        fetch: copies a folder of the run, given its key, to `run_dir`, which is then a passing copy of a run in a
+        source: whose tasks are played: the folder of a run, or a recipe.
+        fetch: copies a folder of the run, given its key, to its folder, which is then a passing copy of a run in a
             store.
     """
     chosen = [f"validation.tasks={asked.tasks}", f"validation.temperature={asked.temperature}"]
     overrides = [*asked.overrides, *chosen, "scorer.probe.tasks=null"]
-    config = load(recipe, overrides) if recipe else RunFolder(run_dir).config(overrides)
+    if isinstance(source, str):
+        config = load(source, overrides)
+        run_dir = Path(config.runs_dir) / f"{config.name}-eval"
+    else:
+        run_dir, config = source, RunFolder(source).config(overrides)
     swaps = swaps_of(config) if asked.intervene else []
     results, played = list[dict[str, Any]](), list[Played]()
     with listening() as signals, quiet() as output:
@@ -103,7 +106,7 @@ def evaluate(
                         aloud(_text(results[-1]))
         finally:
             disconnect()
-    steps = [own.step if fetch is None and not recipe else None for own in weights]
+    steps = [own.step if fetch is None and run_dir == source else None for own in weights]
     _say(asked, results, played, run_dir, steps, say)
     return 0
 

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from squelch.kit.filter.measure import GroupStatistics
     from squelch.kit.readers.reward_tables import RewardTable
 
+RHO, EPSILON = (FilterConfig.model_fields[name].default for name in ("rho", "epsilon"))
+"""Defaults of the flags."""
+
 
 def tables() -> str:
     """The meaning of each statistic and each rule."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from squelch.kit.base.disk import write_whole
 from squelch.kit.base.dotted import nested
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.gpu_split import ON_ONE, SHARED, of_each, on_several
 from squelch.kit.importing.rewards import WRAPPED, wrapper
 from squelch.kit.importing.sources import Source
 from squelch.kit.importing.tables import ALWAYS, RELEASES, Row, rows, rows_of
 from squelch.kit.importing.values import Lost, Nothing, Unknown, converted
+from squelch.kit.process.terminal import say
 from squelch.kit.untrusted.files import brief
 from squelch.kit.untrusted.text import written_yaml
 
@@ -66,9 +69,37 @@ class Imported:
         self.taken.pop(one.setting, None)  # it stands where its last key does
         self.taken[one.setting] = one
 
-    def require(self, given: str = "after the file, e.g. {}=VALUE") -> None:
-        """UserError unless everything is known without which there is no recipe. `given`: how the user gives a
-        setting."""
+    def write(
+        self,
+        out: Path,
+        given: str,
+        beside: Mapping[Path, Callable[[Path], object]],
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Prints what became of each key, and writes the recipe with the files beside it, each by its function.
+
+        Args:
+            given: how the user gives a setting, which stands for {}.
+            check: raises UserError for settings that are no recipe.
+
+        Raises:
+            UserError: a file exists, a value is unknown without which there is no recipe, or `check` refuses it.
+                Nothing is written then.
+        """
+        if taken := [path for path in (out, *beside) if path.exists()]:
+            raise UserError(f"{taken[0]} exists; give another file, or remove it")
+        say("\n".join(self.report()))
+        self.require(given)
+        check()
+        for path, write in beside.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        write_whole(out, self.recipe())
+        written = " and ".join(map(str, (out, *beside)))
+        say(f"written: {written}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
+
+    def require(self, given: str) -> None:
+        """UserError unless everything is known without which there is no recipe. `given`: as in `write`."""
         if lacking := [key for key in NEEDED if self.settings.get(key) is None]:
             known = [f"{NEEDED[key]} ({key}{_because(self, key, dict(self.unknown))})" for key in lacking]
             raise UserError(
@@ -187,15 +218,16 @@ def _place(made: Imported, gpus: Any) -> None:
     """On how many GPUs each actor is: the trainer's own numbers, else a first split of all."""
     settings = made.settings
     size = settings.get("rollout.tensor_parallel_size", 1)
-    if isinstance(gpus, int) and gpus > 1:
+    if gpus == 1:
+        settings |= of_each(ON_ONE[0])
+    elif isinstance(gpus, int) and gpus > 1:
         ranks = 1 << ((gpus // 2).bit_length() - 1)
-        left = gpus - ranks
-        settings["learner.ranks"] = ranks
-        settings["rollout.count"] = left if size == 1 else max(1, (left - 1) // size)
-    elif gpus != 1 and "learner.ranks" not in settings:
+        split = on_several(ranks, gpus - ranks, size, scored=True, shared=size == 1)
+        settings |= split | {"rollout.count": max(1, split["rollout.count"])}
+    elif "learner.ranks" in settings:
+        settings |= of_each(SHARED if size == 1 else (1, size, 1))
+    else:
         return
-    shares = (0.5, 0.3, 0.2) if gpus == 1 else (1, 0.7, 0.3) if size == 1 else (1, size, 1)
-    settings |= zip(("learner.num_gpus", "rollout.num_gpus", "scorer.num_gpus"), shares, strict=True)
     settings["scorer.dtype"] = "bfloat16" if settings.get("learner.dtype") == "bfloat16" else "float32"
     settings.setdefault("rollout.enforce_eager", False)
     made.unknown.append(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from squelch.kit.base.disk import write_whole
-from squelch.kit.base.errors import UserError
 from squelch.kit.importing.recipe import Imported, imported
 from squelch.kit.importing.sources import TRL, Source
 from squelch.kit.importing.values import Unknown
-from squelch.kit.process.terminal import say
 
 
 def recipe(trainer: Any, file: str | Path, given: Mapping[str, Any] | None = None) -> None:
@@ -26,17 +24,12 @@ def recipe(trainer: Any, file: str | Path, given: Mapping[str, Any] | None = Non
         UserError: a value without which there is no recipe is unknown, or a file exists. Nothing is written then.
     """
     out = Path(file)
-    data = _files(trainer, out)
-    if taken := [path for path in (out, *data) if path.exists()]:
-        raise UserError(f"{taken[0]} exists; give another file, or remove it")
-    made = from_trainer(trainer, out, given)
-    say("\n".join(made.report()))
-    made.require("as given={{'{}': VALUE}}")
-    for path, rows in data.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows.to_parquet(str(path))
-    write_whole(out, made.recipe())
-    say(f"written: {out}\nnext: squelch plan {out} --gpus N --device-gib GIB; squelch train {out}")
+    data = {path: partial(_write, rows) for path, rows in _files(trainer, out).items()}
+    from_trainer(trainer, out, given).write(out, "as given={{'{}': VALUE}}", data)
+
+
+def _write(rows: Any, path: Path) -> None:
+    rows.to_parquet(str(path))
 
 
 def from_trainer(trainer: Any, out: Path, given: Mapping[str, Any] | None = None) -> Imported:

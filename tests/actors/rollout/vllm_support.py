@@ -15,7 +15,6 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
@@ -23,6 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from benchmarks.common import small_qwen2
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, TensorEntry, WeightBundle
 from squelch.actors.rollout.worker import Engine
@@ -45,15 +45,10 @@ SHAPE = (
 def make_policy(seed: int, tied: bool = True) -> Qwen2ForCausalLM:
     """A small random Qwen2 whose log-probabilities are far from uniform."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
+    config = small_qwen2(
+        **{"vocabulary": VOCABULARY, "width": 64, "layers": 2, "hidden": 96, "heads": 2},
         tie_word_embeddings=tied,
+        max_position_embeddings=512,
         initializer_range=0.2,
         eos_token_id=STOP_ID,
         bos_token_id=None,

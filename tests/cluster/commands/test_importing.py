@@ -182,7 +182,10 @@ def test_without_a_value_that_a_recipe_needs_the_exit_code_is_2_and_nothing_is_w
 
 def test_a_recipe_is_never_overwritten(tmp_path: Path, capsys) -> None:
     assert imported(tmp_path, "run.sh", verl())[0] == 0
-    assert imported(tmp_path, "run.sh", verl())[0] == 2 and "exists" in capsys.readouterr().err
+    capsys.readouterr()
+    assert imported(tmp_path, "run.sh", verl())[0] == 2
+    said = capsys.readouterr()
+    assert "exists" in said.err and not said.out, "it is refused first"
 
 
 def test_verls_reward_function_is_called_with_its_own_arguments(tmp_path: Path) -> None:

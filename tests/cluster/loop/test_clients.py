@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from squelch.actors.filter.service import FilterService
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client
@@ -26,7 +27,6 @@ from squelch.kit.archive.writer import Archive
 from squelch.kit.base.errors import UserError
 from squelch.kit.filter.measure import GroupStatistics
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.windows import make_window
 from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.metrics.settings import RecorderConfig
 from tests.fakes import clock
@@ -62,20 +62,16 @@ class Service:
 
 
 class RealService:
-    """A filter's own window, called as the actor is."""
+    """The filter's own service, called as the actor is."""
 
     def __init__(self, config: FilterConfig) -> None:
-        self.window, self.failure = make_window(config), None
+        self.service, self.failure = FilterService(config), None
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
             if self.failure is not None:
                 raise self.failure
-            if method == "admit":
-                return [self.window.admit(summary) for summary in arguments[0]]
-            if method == "close":
-                return self.window.close(*arguments), self.window.state([arguments[0]])
-            return getattr(self.window, method)(*arguments)
+            return getattr(self.service, method)(*arguments)
 
         return call
 
@@ -191,7 +187,7 @@ def test_a_filter_that_is_rewound_decides_on_the_groups_of_the_next_try_alone(di
     async def twice() -> list[str]:
         played = tries[0]
         filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played)
-        empty = make_window(config).state()
+        empty = FilterService(config).state()
         await filtering.admit(played)
         await filtering.close(3, True, 4)
         first.failure = Died("gone") if dies else None

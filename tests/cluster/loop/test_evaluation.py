@@ -66,7 +66,7 @@ def test_a_signal_ends_an_evaluation_once_its_actors_have_stopped(tmp_path: Path
     monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext(happened.append("watched")))
     (tmp_path / "config.yaml").write_text(dump(load("frozenlake")))
     with pytest.raises(Interrupted, match=f"^{number.name}$"):
-        evaluation.evaluate(Asked(["best"], 4), tmp_path, "", happened.append)
+        evaluation.evaluate(Asked(["best"], 4), tmp_path, happened.append)
     give_up = time.monotonic() + 180
     while (said := "stopping; again to stop now") not in happened:  # by a thread of its own
         assert time.monotonic() < give_up, happened
@@ -98,7 +98,7 @@ def evaluated(
     monkeypatch.setattr(evaluation, "disconnect", lambda: None)
     monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext())
     (tmp_path / "config.yaml").write_text(dump(load("frozenlake")))
-    assert evaluation.evaluate(asked, tmp_path, recipe, said.append) == 0
+    assert evaluation.evaluate(asked, recipe or tmp_path, said.append) == 0
     return said, folders
 
 
@@ -125,8 +125,9 @@ def test_several_samples_of_a_task_give_pass_at_k(tmp_path, monkeypatch, capsys)
 
 
 def test_a_recipes_tasks_are_played_without_a_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (said,), _ = evaluated(tmp_path, monkeypatch, played(0.5), Asked(["initial"], tasks=200), "sokoban")
-    assert said.startswith("sokoban at initial: success 0.4")
+    assert said.startswith("sokoban at initial: success 0.4") and Path("runs/sokoban-eval").is_dir()
 
 
 def test_a_checkpoint_may_be_the_folder_of_a_model_or_of_another_runs_checkpoint(tmp_path, monkeypatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.channels.modalities import modal_channel
 from squelch.kit.diagnosis.modality import read_part, text_alone
+from tests.kit.diagnosis.modal_channel import modal_channel
 
 
 @pytest.mark.parametrize("source", ["text", "picture", "both"])

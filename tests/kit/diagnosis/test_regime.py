@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from research.channels.modalities import modal_channel
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.diagnosis.modality import text_alone
 from squelch.kit.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, decided_by, one_hot, true_share
+from tests.kit.diagnosis.modal_channel import modal_channel
 
 HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
 NOT_SIGNIFICANT = replace(HEALTHY, p_value=0.2)

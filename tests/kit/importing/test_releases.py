@@ -136,7 +136,7 @@ def test_what_verls_own_code_writes_becomes_a_recipe(written: Path, tmp_path: Pa
         reduce(getitem, parents, tree)[leaf] = value
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     made = imported(read(tmp_path))
-    made.require()
+    made.require("{}=VALUE")
     wanted = {
         "loop.prompts": 512,
         "sampling.group_size": 8,

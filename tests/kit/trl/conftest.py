@@ -2,24 +2,18 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import finished, without_vllm
 from tests.kit.api.conftest import model, samples, texts, tokenizer  # noqa: F401  # fixtures
 
 ROOT = Path(__file__).parents[3]
 SITE = ROOT / ".cache" / "trl"
 ROOMS = ("actors", "cluster", "deploy", "envs", "learner")
 RUN_S = 900.0
-WITHOUT_VLLM = """import runpy, sys
-sys.modules['vllm'] = None
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name='__main__')"""
-"""TRL loads vLLM where it is installed, which takes long, and no run here uses it."""
 
 
 def in_trl(folder: Path, module: str) -> None:
@@ -28,18 +22,8 @@ def in_trl(folder: Path, module: str) -> None:
         (folder / "users" / room).mkdir(parents=True, exist_ok=True)
         (folder / "users" / room / "__init__.py").write_text("MINE = True\n")
     path = os.pathsep.join(map(str, (folder / "users", ROOT, SITE)))
-    env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with (folder / "log").open("w") as log:
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_VLLM, module, str(folder)],
-            cwd=folder,
-            env=env,
-            stdout=log,
-            stderr=log,
-            timeout=RUN_S,
-            check=False,
-        )
-    assert done.returncode == 0, (folder / "log").read_text()[-6000:]
+    variables = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    finished(without_vllm(module, str(folder)), variables, folder / "log", module, RUN_S, folder)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,8 @@ def run(options: argparse.Namespace) -> int:
     chosen = options.checkpoint or ["initial" if recipe else "best"]
     numbers = options.tasks, options.temperature, options.samples
     asked = Asked(chosen, *numbers, options.interventions, options.json, options.overrides)
-    if recipe:
-        from squelch.cluster.config import load
-
-        config = load(recipe, options.overrides)
-        return evaluate(asked, Path(config.runs_dir) / f"{config.name}-eval", recipe, say)
-    if not in_store(place):
-        return evaluate(asked, run_folder(Path(place)), "", say)
+    if recipe or not in_store(place):
+        return evaluate(asked, recipe or run_folder(Path(place)), say)
     from squelch.cluster.runs.in_store.reading import local_copy
 
     with local_copy(place) as copy:
@@ -32,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         def fetch(folder: str) -> None:
             copy.fetch(lambda key: key.startswith(f"{folder}/"))
 
-        return evaluate(asked, copy.folder, "", say, fetch)
+        return evaluate(asked, copy.folder, say, fetch)
 
 
 def _recipe(place: str) -> str:

@@ -123,10 +123,10 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
             path.write_text(f"{name} of {step}")
     seen: dict[str, Any] = {}
 
-    def evaluate(asked: Any, run_dir: Path, recipe: str, say: Any, fetch: Any) -> int:
+    def evaluate(asked: Any, run_dir: Path, say: Any, fetch: Any) -> int:
         seen["before"] = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
         fetch("checkpoints/step-2/hf")
-        assert (asked.checkpoints, asked.overrides, recipe, asked.intervene) == (["best"], [], "", False)
+        assert (asked.checkpoints, asked.overrides, asked.intervene) == (["best"], [], False)
         seen["name"], seen["after"] = run_dir.name, (run_dir / "checkpoints/step-2/hf/model.safetensors").read_text()
         seen["folder"] = run_dir
         return 0

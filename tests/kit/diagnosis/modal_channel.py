@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from research.channels.links import softmax
+from research.channels.links import drawn, softmax
 from squelch.kit.diagnosis.modality import PartEvaluation, read_part
 
 Source = Literal["text", "picture", "both", "either"]
@@ -46,8 +46,7 @@ class ModalChannel:
         texts, pictures = (rng.integers(size, size=num_tasks) for size in self.p.shape[:2])
         pictures = texts if self.same else pictures
         task = np.repeat(np.arange(num_tasks), samples)
-        edges = np.cumsum(self.p[texts[task], pictures[task]], axis=1)
-        z = (rng.random((len(task), 1)) * edges[:, -1:] > edges).sum(axis=1)
+        z = drawn(self.p[texts[task], pictures[task]], rng)
         log_p = np.log(self.p)
         swapped = {
             "picture": log_p[texts[task][:, None], pictures[None, :], z[:, None]],
