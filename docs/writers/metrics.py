@@ -14,9 +14,9 @@ PAGE = Path(__file__).resolve().parents[1] / "reference" / "metrics.md"
 EMPTY = """
 ## Panels that may be empty
 
-In a healthy run every query of every panel has a value, except these. A test holds the list against a run whose `/metrics`
-a real Prometheus scrapes: it evaluates every query of the dashboards and every alert rule, and fails for any other query
-without a value.
+In a healthy run every query of every panel has a value, except these. A test holds the list against a run whose
+`/metrics` a real Prometheus scrapes: it evaluates every query of the dashboards and every alert rule, and fails for any
+other query without a value.
 
 """
 

@@ -70,7 +70,7 @@ def page() -> str:
 def _entry(module: str, name: str) -> str:
     """A name with its signature, what it is, and its members."""
     found, about = _definition(module, name)
-    parts = [f"### {name}", f"```python\n{_head(name, found)}\n```", _markdown(about)]
+    parts = [f"### {name}", f"```text\n{_head(name, found)}\n```", _markdown(about)]
     members = "\n".join(_member(head, said) for head, said in _members(found))
     parts += [*["Members:"] * ("\n- " in parts[-1]), members] if members else []
     return "".join(f"\n{part}\n" for part in parts if part)
