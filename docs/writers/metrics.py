@@ -1,17 +1,24 @@
-"""Writes docs/reference/metrics.md and the table in empty-panels.md beside it: `python -m docs.writers.metrics`."""
+"""Writes docs/reference/metrics.md, from the registry and the dashboards: `python -m docs.writers.metrics`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from docs.writers.tables import replaced, table
+from docs.writers.tables import table
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.boards import BOARDS
 from squelch.kit.metrics.specification import MetricSpec
 
-REFERENCE = Path(__file__).resolve().parents[1] / "reference"
-PAGE, EMPTY_PAGE = REFERENCE / "metrics.md", REFERENCE / "empty-panels.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "metrics.md"
+EMPTY = """
+## Panels that may be empty
+
+In a healthy run every query of every panel has a value, except these. A test holds the list against a run whose
+`/metrics` a real Prometheus scrapes: it evaluates every query of the dashboards and every alert rule, and fails for any
+other query without a value.
+
+"""
 
 
 def page() -> str:
@@ -31,7 +38,7 @@ def page() -> str:
     for title, specs in REGISTRY.sections.items():
         lines += ["", f"## {title}", "", "| metric | kind | labels | key in `metrics.jsonl` | meaning |"]
         lines += ["|---|---|---|---|---|", *(_metric_row(spec) for spec in specs)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + EMPTY + _empty_queries()
 
 
 def _metric_row(spec: MetricSpec) -> str:
@@ -58,21 +65,20 @@ def _values(spec: MetricSpec, index: int) -> str:
     return f" ({', '.join(known)}{', …' if spec.open else ''})"
 
 
-def empty_queries(page: str) -> str:
-    """The page with its table of the queries that may have no value in a healthy run, and of the reasons."""
+def _empty_queries() -> str:
+    """The table of the queries that may have no value in a healthy run, and of the reasons."""
     found: dict[tuple[str, str], list[str]] = {}
     for board in BOARDS:
         for panel in (panel for row in board.rows for panel in row.panels):
             for reason in dict.fromkeys(query.empty_when for query in panel.queries if query.empty_when):
                 found.setdefault((board.name.title(), reason), []).append(panel.title)
     rows = ((board, ", ".join(titles), reason) for (board, reason), titles in found.items())
-    return replaced(page, "empty queries", table(("dashboard", "panels with such queries", "no value when"), rows))
+    return table(("dashboard", "panels with such queries", "no value when"), rows)
 
 
 def main() -> None:
-    """Writes the page, and the table in the other."""
+    """Writes the page."""
     PAGE.write_text(page(), encoding="utf-8")
-    EMPTY_PAGE.write_text(empty_queries(EMPTY_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.common import markdown_table
+from docs.writers.tables import linked
 from squelch.cluster.settings_reference import OPTIONS, Block, of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
 
@@ -27,8 +27,6 @@ a YAML file of the same tree that says `extends: RECIPE`.
 A key that does not exist, a value of another kind and settings that contradict each other are refused before a run
 starts, by name.
 """
-NAMED = re.compile(r"docs/((?:guide|research|reference)/[\w-]+\.md)(#[\w-]+)?")
-"""A page as docstrings name it."""
 
 
 def pages() -> dict[Path, str]:
@@ -41,7 +39,7 @@ def pages() -> dict[Path, str]:
     texts = {name: _page(_title(name), own) for name, own in sections.items()}
     about = {name: blocks[0].about for name, blocks in sections.items()}
     about[OF_ENVIRONMENTS] = "What one environment alone has."
-    links = [f"- [{_title(name)}](settings/{name}.md): {_linked(text, '..')}" for name, text in about.items()]
+    links = [f"- [{_title(name)}](settings/{name}.md): {linked(text, '..')}" for name, text in about.items()]
     index = [HEAD, *links, "", *_section(top, "..")]
     return {INDEX: "\n".join(index), **{FOLDER / f"{name}.md": text for name, text in texts.items()}}
 
@@ -56,15 +54,10 @@ def _page(title: str, blocks: list[Block]) -> str:
 
 def _section(block: Block, docs: str) -> Iterator[str]:
     """The lines of a block, on a page from which `docs` leads to the pages."""
-    yield from (f"## {block.title}", "", _linked(block.about, docs), "")
-    rows = ((f"`{one.key}`", f"`{one.default}`", one.values, _linked(one.meaning, docs)) for one in block.settings)
+    yield from (f"## {block.title}", "", linked(block.about, docs), "")
+    rows = ((f"`{one.key}`", f"`{one.default}`", one.values, linked(one.meaning, docs)) for one in block.settings)
     escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
     yield from (*markdown_table(("key", "default", "values", "meaning"), escaped), "")
-
-
-def _linked(text: str, docs: str) -> str:
-    """The text with links in place of the paths of pages."""
-    return NAMED.sub(lambda found: f"[{found[1].rpartition('/')[2]}]({docs}/{found[1]}{found[2] or ''})", text)
 
 
 def main() -> None:

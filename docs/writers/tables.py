@@ -1,9 +1,13 @@
-"""Tables in pages of the docs, between the lines `<!-- begin NAME ... -->` and `<!-- end NAME -->`. Pure."""
+"""Links and tables in pages of the docs; a table stands between the lines `<!-- begin NAME ... -->` and
+`<!-- end NAME -->`. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+PAGE = re.compile(r"docs/((?:guide|research|reference)/[\w-]+\.md)(#[\w-]+)?")
+"""A page as docstrings and helps name it."""
 
 
 def replaced(page: str, name: str, text: str) -> str:
@@ -12,6 +16,11 @@ def replaced(page: str, name: str, text: str) -> str:
     if not marks.search(page):
         raise ValueError(f"the page has no lines `<!-- begin {name} ... -->` and `<!-- end {name} -->`")
     return marks.sub(lambda found: found[1] + text + found[2], page)
+
+
+def linked(text: str, docs: str) -> str:
+    """The text with links in place of the paths of pages; `docs` leads from its page to the folder of pages."""
+    return PAGE.sub(lambda found: f"[{found[1].rpartition('/')[2]}]({docs}/{found[1]}{found[2] or ''})", text)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -47,9 +47,11 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
     name: ClassVar[str]
+    """The environment's name in messages, and below `squelch/` in Gymnasium's registry."""
     wordings: ClassVar[Mapping[PromptName, Wording]]
     """The words of each prompt style."""
     Options: ClassVar[type[Settings]]
+    """The model of the task options; bounds on every number, and a docstring under every field."""
     max_turns: ClassVar[int]
     """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
     max_actions_per_turn: ClassVar[int] = 1
@@ -129,8 +131,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         """The current state as the policy sees it, within `observation_space`."""
 
     def shown(self) -> Any:
-        """The observation, with pictures where the environment shows any (`kit.records.pictures.Shown`). Gymnasium's
-        types
+        """The observation, with pictures where the environment shows any (`envs.pictures.Shown`). Gymnasium's types
         know text alone."""
         return self.observation()
 
@@ -206,14 +207,16 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         """Play an action that `read_action` returned; returns its reward. Not called after the end."""
 
     @abc.abstractmethod
-    def _terminated(self) -> bool: ...
+    def _terminated(self) -> bool:
+        """Whether the task itself ended the episode, solved or not."""
 
     def _truncated(self) -> bool:
         """Whether the environment's own limit ended the episode."""
         return False
 
     @abc.abstractmethod
-    def _succeeded(self) -> bool: ...
+    def _succeeded(self) -> bool:
+        """Whether the task is solved."""
 
 
 class TwinnedEnv(TextEnv, Twinned):

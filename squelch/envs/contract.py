@@ -45,7 +45,7 @@ class Environment(Protocol):
 
     - A task is determined by (environment, options, split, seed), and in an environment with a curriculum by its place
       in the run, `seed - first_seed`. All other randomness is determined by `noise_seed`.
-    - Tasks of the two splits differ in content. `kit.records.splits` decides the split of a content; a wrapper draws
+    - Tasks of the two splits differ in content. `envs.splits` decides the split of a content; a wrapper draws
       tasks until `split_of(task_key) == split`, unless its data set publishes a split.
     - The constructor's `options` were checked against `Options`. It may raise ValueError, before anything starts.
     - A call may block (a sandbox, an HTTP service): the player calls from a thread and abandons the call after
@@ -70,8 +70,7 @@ class Environment(Protocol):
     """Seed of the run's first training task, so that the k-th one has `first_seed + k`; `envs.registry.make` sets it,
     for a player from `environment.train_seed`. Only a curriculum needs it."""
     shows_pictures: bool = False
-    """Whether observations have pictures beside text (`kit.records.pictures.Shown`), which only a model with a vision
-    tower
+    """Whether observations have pictures beside text (`envs.pictures.Shown`), which only a model with a vision tower
     can be shown."""
     whole_turns: bool = False
     """Whether the environment has no turn format of Squelch. Its `reset` then gives the first messages of the
@@ -103,7 +102,7 @@ class Environment(Protocol):
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str | Shown, dict[str, Any]]:
         """Start the task of `seed` under `options["noise_seed"]`; returns (observation, info).
 
-        `info["task_key"]` is a hex digest of the task's content (`kit.records.splits.task_key_of`): two tasks that a
+        `info["task_key"]` is a hex digest of the task's content (`envs.splits.task_key_of`): two tasks that a
         policy could not distinguish have the same digest. `info["task_kind"]`, if present, is the kind of task or None:
         a short name that many tasks share, such as a difficulty. The filter reports which kinds it keeps by it.
         """

@@ -58,6 +58,7 @@ class DemonstrationQuality(Settings):
 
 
 DEFAULT_QUALITY = DemonstrationQuality()
+"""Every rate at its default."""
 
 
 @dataclass(frozen=True)

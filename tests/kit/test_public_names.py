@@ -13,16 +13,6 @@ PUBLIC = {
     "squelch.envs.settings": "squelch.kit.base.settings",
     "squelch.envs.splits": "squelch.kit.records.splits",
 }
-OF_ENVIRONMENTS = (
-    *("contract:Environment", "contract:Demonstrator", "contract:Judge", "contract:Opening", "base:TextEnv"),
-    *("base:TwinnedEnv", "grid_worlds.base:GridEnv", "wording:Wording", "wording:DemonstrationQuality"),
-    *("config:FormatConfig", "episode:Episode", "registry:make", "registry:ENVIRONMENTS", "registry:ADAPTERS"),
-    *("pictures:Shown", "settings:Settings", "splits:task_key_of", "splits:split_of", "splits:no_task"),
-    *("splits:MAX_DRAWS", "text:printable", "own_process.isolated:OwnProcess"),
-    *("sandbox:Question", "sandbox:SandboxConfig", "sandbox:Test", "sandbox:judge", "sandbox:shared_pool"),
-    *("prompt_file.example:reward", "agent.verifiers_bridge:play", "grid_worlds.frozen_lake:FrozenLake"),
-)
-"""Below `squelch.envs`: what the guide names, and what a configuration may name by its import string."""
 HELD_AS_TEXT = (
     *("squelch.cluster.entry:main", "squelch.cluster.cli:main", "squelch.cluster.loop.witness_process:main"),
     *("squelch.deploy.dashboards:main", "squelch.envs.remote.__main__:main", "squelch.envs.remote.openenv_bridge:main"),
@@ -47,12 +37,6 @@ def test_the_package_for_trl_has_the_kits_names() -> None:
     assert public.GroupFilter is kit.GroupFilter
     with pytest.raises(AttributeError, match=r"'squelch.trl' has no attribute 'Absent'; public are GroupFilter"):
         public.Absent  # noqa: B018
-
-
-@pytest.mark.parametrize("name", OF_ENVIRONMENTS)
-def test_an_environment_of_others_finds_what_the_guide_names(name: str) -> None:
-    module, _, attribute = name.partition(":")
-    assert hasattr(importlib.import_module(f"squelch.envs.{module}"), attribute)
 
 
 @pytest.mark.parametrize("name", HELD_AS_TEXT)

@@ -25,6 +25,7 @@ Contract:
   gradients, hooks, random states (`kit.scoring.borrowed_model`). It runs in the caller's thread and waits for nobody.
 - The same arguments and seed give the same result.
 
-Public is what `squelch.__all__` names; the rest of the package may change in any release. A name that will be removed
-stays for one minor release, in which its use raises a DeprecationWarning with its successor (`squelch.DEPRECATED`).
+Public is what docs/reference/public-names.md lists; the rest of the package may change in any release. A name that will
+be removed stays for one minor release, in which its use raises a DeprecationWarning with its successor
+(`squelch.DEPRECATED`).
 """

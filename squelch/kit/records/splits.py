@@ -12,6 +12,7 @@ from typing import Literal
 from squelch.kit.base.settings import Settings
 
 Split = Literal["train", "validation"]
+"""Which tasks: those that are trained on, or those of the validation."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
 VALIDATION_SHARE = 8
 """One of this many task contents belongs to validation."""
