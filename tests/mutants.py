@@ -64,7 +64,6 @@ EQUIVALENT: Mapping[str, str] = {
     "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "all loads of a mean have as many workers",
     "squelch/cluster/control/rank_client.py: 6 -> 7": "a patience",
     "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size",
-    "squelch/kit/archive/writer.py truncate_after: len(kept) < len(lines) -> len(kept) <= len(lines)": "the same lines",
     "squelch/kit/diagnosis/repeats.py _pieces: 21 -> 22": "ids are below 2 ** 21, and below 2 ** 22",
     "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
 }
