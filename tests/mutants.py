@@ -2,17 +2,22 @@
 
     python -m tests.mutants [ROOM ...] [--each 20] [--seed 0] [--out build/mutants.jsonl] [--list]
 
-A room is a folder of the product with the tests that hold it (`ROOMS`). From all places where a change is possible
-(`changes_of`) so many are drawn by the seed, each in another function where there are enough. Every mutant is written
-into a copy of the repository, and the room's fast tests run there until one fails; if none does, so do the other fast
-tests that name its module. A mutant that no test notices is a survivor: it needs a test, or a line in `EQUIVALENT`.
+A room is a folder of the product with the places of the tests that hold it (`ROOMS`). From all places where a change
+is possible (`changes_of`) so many are drawn by the seed, each in another function where there are enough. Every mutant
+is written into a copy of the repository, and tests run there until one fails: first those of the module's name, then
+the room's, then others that import it; of each the fast ones, then the slow ones (`tests/slow.txt`), and none that
+starts Ray. A test that fails without the change too ends the call. A mutant that no test notices is a survivor: it
+needs a test, or a line in `EQUIVALENT`.
 
-What is found stands in the file of `--out`, a line for each mutant, and is not tried again: an interrupted call goes
-on, and a mutant of a file that has changed since is tried anew. Exit code 1 if a mutant has survived.
+What is found stands in the file of `--out`, a line for each mutant. One that was noticed is not tried again unless its
+file has changed: an interrupted call goes on, and a survivor is tried on the tests that there are now. Exit code 1 if a
+mutant survives.
 
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
 | the script | the tests of a mutant | their end | after `LIMIT_S` they are ended, and the mutant counts as noticed |
+
+Tests run in a fork of this process, which has imported what is no part of the repository, as imports take longest.
 """
 
 from __future__ import annotations
@@ -20,39 +25,54 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import importlib
+import importlib.util
 import json
 import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+
+import pytest
+
+from tests.tracked import copied, named
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "mutants.jsonl"
-ROOMS: Mapping[str, tuple[str, str]] = {
+ROOMS: dict[str, tuple[str, ...]] = {
     "filter": ("squelch/kit/filter", "tests/kit/filter"),
     "scoring": ("squelch/kit/scoring", "tests/kit/scoring"),
     "diagnosis": ("squelch/kit/diagnosis", "tests/kit/diagnosis"),
     "archive": ("squelch/kit/archive", "tests/kit/archive"),
-    "objective": ("squelch/learner/objective", "tests/learner/objective"),
+    "objective": ("squelch/learner/objective", "tests/learner/objective", "tests/learner/policy/test_critic.py"),
     "checkpoint": ("squelch/learner/checkpoint", "tests/learner/checkpoint"),
     "control": ("squelch/cluster/control", "tests/cluster/control"),
     "loop": ("squelch/cluster/loop", "tests/cluster/loop"),
     "endpoint": ("squelch/actors/endpoint", "tests/actors/endpoint"),
     "sandbox": ("squelch/envs/sandbox", "tests/envs/sandbox"),
 }
-EQUIVALENT: Mapping[str, str] = {}
-"""Mutants that change nothing that anybody could notice, as `FILE: BEFORE -> AFTER`, and why."""
-LIMIT_S = 300.0
-PYTEST = ("-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not ray and not slow", "--timeout=120")
-NO_TESTS = 5
-"""Pytest's exit code if it has collected nothing."""
+EQUIVALENT: Mapping[str, str] = {
+    "squelch/actors/endpoint/responses_api.py _end: 1 -> 2": "every number below 0 is no rank",
+    "squelch/actors/endpoint/server.py _read: len(data) < LARGE_BYTES -> len(data) <= LARGE_BYTES": "either reads it",
+    "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "all loads of a mean have as many workers",
+    "squelch/cluster/control/rank_client.py: 6 -> 7": "a patience",
+    "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size",
+    "squelch/kit/diagnosis/repeats.py _pieces: 21 -> 22": "ids are below 2 ** 21, and below 2 ** 22",
+    "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
+}
+"""Mutants that change nothing that anybody could notice, as `FILE FUNCTION: BEFORE -> AFTER`, and why."""
+LIMIT_S = 900.0
+IMPORTED = ("hypothesis", "numpy", "pyarrow.parquet", "pydantic", "torch", "transformers")
+"""What most tests import, and is no part of the repository."""
+PYTEST = ("-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout=120")
+FAST, SLOW = "not ray and not slow", "not ray and slow"
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
@@ -80,7 +100,7 @@ class Change:
     @property
     def says(self) -> str:
         """The change in words, as in `EQUIVALENT`."""
-        return f"{self.file}: {self.before} -> {self.after}"
+        return f"{self.file}{self.function and ' '}{self.function}: {self.before} -> {self.after}"
 
 
 def changes_of(file: str, text: str) -> Iterator[Change]:
@@ -98,12 +118,13 @@ def changes_of(file: str, text: str) -> Iterator[Change]:
 
 
 def _expressions(node: ast.AST, function: str) -> Iterator[tuple[ast.expr, str]]:
-    """The expressions that run, with the function that they are in: no annotations, docstrings or words."""
+    """The expressions that run, with the function that they are in: no annotations, docstrings or words, and not the
+    `strict` of a zip, whose lengths are equal."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "format_spec"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or (isinstance(child, ast.If) and _is_for_types(child)):
+            if not isinstance(child, ast.AST) or _is_left_out(child):
                 continue
             own = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
             if isinstance(child, ast.expr):
@@ -112,8 +133,11 @@ def _expressions(node: ast.AST, function: str) -> Iterator[tuple[ast.expr, str]]
                 yield from _expressions(child, own)
 
 
-def _is_for_types(node: ast.If) -> bool:
-    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+def _is_left_out(node: ast.AST) -> bool:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.keyword(arg="strict"):
+            return True
+    return False
 
 
 def _changed(node: ast.expr) -> ast.expr | None:
@@ -157,77 +181,102 @@ def drawn(room: str, each: int, seed: int) -> list[Change]:
     rng, by_function = random.Random(f"{room} {seed}"), dict[tuple[str, str], list[Change]]()
     for path in sorted((ROOT / ROOMS[room][0]).rglob("*.py")):
         for change in changes_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")):
-            if change.says not in EQUIVALENT:
-                by_function.setdefault((change.file, change.function), []).append(change)
+            by_function.setdefault((change.file, change.function), []).append(change)
     groups = [rng.sample(own, len(own)) for own in by_function.values()]
     rng.shuffle(groups)
     ordered = [own[turn] for turn in range(max(map(len, groups), default=0)) for own in groups if turn < len(own)]
-    return ordered[:each]
+    return [change for change in ordered if change.says not in EQUIVALENT][:each]
 
 
-def tests_of(room: str, file: str) -> tuple[list[str], list[str]]:
-    """The room's own tests, and the other test files that name the module or its package."""
-    own = ROOMS[room][1]
+def files_for(room: str, file: str) -> tuple[list[str], list[str], list[str]]:
+    """Test files: the room's of the module's name, the room's others, and others that import the module."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    package, _, name = module.rpartition(".")
-    words = (module, f"from {package} import {name}")
-    files = (path for path in (ROOT / "tests").rglob("test_*.py") if own not in path.as_posix())
-    found = [p for p in files if any(word in p.read_text(encoding="utf-8") for word in words)]
-    return [own], sorted(path.relative_to(ROOT).as_posix() for path in found)
+    found = list[str](), list[str](), list[str]()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if not {ROOT / own for own in ROOMS[room][1:]}.isdisjoint([path, *path.parents]):
+            found[path.name != f"test_{Path(file).name}"].append(path.relative_to(ROOT).as_posix())
+        elif module in named(path.read_text(encoding="utf-8")):
+            found[2].append(path.relative_to(ROOT).as_posix())
+    return found
 
 
-def noticed_by(place: Path, tests: Sequence[str]) -> str | None:
-    """The test that fails in the copy, or how the tests end instead; None if all pass."""
+def noticed_by(place: Path, tests: Sequence[str], chosen: str = "not ray") -> str | None:
+    """The test that fails in the copy, or how the tests end instead; None if all pass, or there are none."""
     if not tests:
         return None
-    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *PYTEST, *tests],
-        cwd=place,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
+    with tempfile.TemporaryDirectory(prefix="m-") as name:
+        said = Path(name) / "said"
+        if (process := os.fork()) == 0:
+            _test(place, ["-m", chosen, *tests], said)
+        try:
+            code = _exit_code(process)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+        text = said.read_text(encoding="utf-8", errors="replace")
+    if code is None:
         return f"they do not end within {LIMIT_S:g} s"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.returncode in (0, NO_TESTS):
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None
-    failed = [line.split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0] if failed else f"exit code {process.returncode}: {said.strip()[-200:]}"
+    failed = [line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else f"exit code {code}: {text.strip()[-200:]}"
 
 
-def copied(place: Path) -> None:
-    """Copies what git knows, and links the caches that tests read."""
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in names:
-        source = ROOT / name
-        if source.is_symlink() or source.is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, place / name, follow_symlinks=False)
-    for cache in (".cache", ".venv"):
-        if (ROOT / cache).exists():
-            (place / cache).symlink_to(ROOT / cache)
+def _exit_code(process: int) -> int | None:
+    """The child's exit code; None if it does not end within `LIMIT_S` and is ended."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return None
+        time.sleep(0.05)
+
+
+def _test(place: Path, words: Sequence[str], said: Path) -> None:
+    """In the child: runs the tests on the copy's code, writes to `said`, and ends the process."""
+    code = 70
+    try:
+        os.setsid()
+        sys.stdout = sys.stderr = said.open("w", encoding="utf-8")
+        for number in (1, 2):
+            os.dup2(sys.stdout.fileno(), number)
+        os.chdir(place)
+        os.environ |= {"PYTHONPATH": str(place), "TMPDIR": str(said.parent)}
+        tempfile.tempdir = None
+        sys.path[:] = [str(place), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("squelch", "tests")]:
+            del sys.modules[name]
+        code = int(pytest.main([*PYTEST, *words]))
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 def tried(place: Path, room: str, change: Change) -> str | None:
-    """Writes the mutant into the copy, runs its tests, and takes it back; the test that notices it."""
+    """Writes the mutant into the copy, runs its tests, and takes it back; the test that notices it.
+
+    Raises RuntimeError if that test fails without the change too."""
     text, target = (ROOT / change.file).read_text(encoding="utf-8"), place / change.file
-    target.write_text(changed(text, change), encoding="utf-8")
+    _written(target, changed(text, change))
     try:
-        own, others = tests_of(room, change.file)
-        return noticed_by(place, own) or noticed_by(place, others)
+        stages = product((FAST, SLOW), files_for(room, change.file))
+        found = next(filter(None, (noticed_by(place, tests, chosen) for chosen, tests in stages)), None)
     finally:
-        target.write_text(text, encoding="utf-8")
+        _written(target, text)
+    test = (found or "").partition(" ")[2] if (found or "").startswith(("FAILED ", "ERROR ")) else ""
+    if test and noticed_by(place, [test]) == found:
+        raise RuntimeError(f"fails in the copy without a change: {found}")
+    return found
+
+
+def _written(target: Path, text: str) -> None:
+    """Writes the module; what was compiled of it before goes, as its size and second may be the same."""
+    Path(importlib.util.cache_from_source(str(target))).unlink(missing_ok=True)
+    target.write_text(text, encoding="utf-8")
 
 
 def known(out: Path) -> dict[str, str | None]:
@@ -239,27 +288,33 @@ def known(out: Path) -> dict[str, str | None]:
 def key_of(change: Change) -> str:
     """A key that changes with the file's content."""
     digest = hashlib.sha256((ROOT / change.file).read_bytes()).hexdigest()[:12]
-    return f"{digest} {change.start} {change.says}"
+    return f"{digest} {change.start} {change.file}: {change.before} -> {change.after}"
 
 
-def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> list[str]:
-    """Tries the mutants of the rooms; the survivors, in words."""
-    found, survivors = known(out), []
+def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> tuple[int, list[str]]:
+    """Tries the mutants of the rooms; how many there are, and the survivors, in words."""
+    found, survivors, count = known(out), list[str](), 0
     out.parent.mkdir(parents=True, exist_ok=True)
+    for name in IMPORTED:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="squelch-mutants-") as name:
         place = Path(name)
         copied(place)
+        for cache in (".cache", ".venv"):
+            if (ROOT / cache).exists():
+                (place / cache).symlink_to(ROOT / cache)
         for room in rooms:
-            for number, change in enumerate(drawn(room, each, seed), start=1):
+            for change in drawn(room, each, seed):
                 key = key_of(change)
-                if key not in found:
+                if found.get(key) is None:
                     found[key] = tried(place, room, change)
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps({"room": room, "key": key, "noticed": found[key]}) + "\n")
                 said = f"{change.file}:{change.line}: {change.before} -> {change.after}"
-                print(f"{room} {number}/{each} {'SURVIVES' if found[key] is None else 'noticed'} {said}", flush=True)
+                print(f"{room} {'SURVIVES' if found[key] is None else 'noticed'} {said}", flush=True)
                 survivors += [said] if found[key] is None else []
-    return survivors
+                count += 1
+    return count, survivors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,8 +334,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for change in drawn(room, chosen.each, chosen.seed):
                 print(f"{room} {change.file}:{change.line}: {change.before} -> {change.after}")
         return 0
-    survivors = run(rooms, chosen.each, chosen.seed, chosen.out)
-    print(f"{len(survivors)} of {chosen.each * len(rooms)} mutants survive", *survivors, sep="\n")
+    count, survivors = run(rooms, chosen.each, chosen.seed, chosen.out)
+    print(f"{len(survivors)} of {count} mutants survive", *survivors, sep="\n")
     return int(bool(survivors))
 
 

@@ -5,11 +5,12 @@ out again, do not depend on how code is laid out. Of other suffixes the lines wi
 
 import ast
 import io
-import subprocess
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.tracked import tracked
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = "squelch"
@@ -52,9 +53,8 @@ def measured(file: Path) -> Counter[str]:
 
 def by_folder() -> dict[str, Counter[str]]:
     """The files that git knows, by their folder, the product's sum first."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for path in (Path(name) for name in names if "/" in name and not (ROOT / name).is_symlink()):
+    for path in (path for path in tracked() if len(path.parts) > 1 and not (ROOT / path).is_symlink()):
         counts, top = measured(ROOT / path), path.parts[0]
         found["product" if top == PRODUCT else top] += counts
         if top == PRODUCT:

@@ -2,12 +2,13 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import mutants
-from tests.mutants import OPERATORS, ROOMS, changed, changes_of, drawn
+from tests.mutants import EQUIVALENT, OPERATORS, ROOMS, Change, changed, changes_of, drawn, files_for, noticed_by, tried
 
 TEXT = '''"""Words 1 + 2."""
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def f(x: int = 3, y: "1 + 1" = None) -> "2 < 3":
     """No 4 + 5."""
     if x < 10 and not y:
-        return max(x - 1, -x)
+        return max(x - 1, -x, *zip(x, y, strict=True))
     return f"{x + 1}" if x is None else "é" + str(x)
 '''
 
@@ -29,7 +30,7 @@ def test_the_code_that_runs_is_changed_and_no_words_or_annotations() -> None:
         ("x < 10 and not y", "x < 10 or not y", "f"),
         ("10", "11", "f"),
         ("not y", "y", "f"),
-        ("max(x - 1, -x)", "min(x - 1, -x)", "f"),
+        ("max(x - 1, -x, *zip(x, y, strict=True))", "min(x - 1, -x, *zip(x, y, strict=True))", "f"),
         ("x - 1", "x + 1", "f"),
         ("1", "2", "f"),
         ("-x", "x", "f"),
@@ -54,24 +55,73 @@ def test_a_room_has_mutants_in_many_functions_and_tests_of_its_own(room: str) ->
     assert (mutants.ROOT / ROOMS[room][1]).is_dir()
 
 
-def test_a_mutant_is_tried_once_and_again_after_its_file_has_changed(tmp_path: Path, monkeypatch, capsys) -> None:
-    tried, out = [], tmp_path / "out.jsonl"
+def test_a_mutant_is_tried_until_it_is_noticed_and_again_after_its_file_has_changed(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    tried, out, answers = [], tmp_path / "out.jsonl", iter(["FAILED a", None, "FAILED b", None, "FAILED c"])
     monkeypatch.setattr(mutants, "copied", lambda place: None)
-    monkeypatch.setattr(mutants, "tried", lambda place, room, change: tried.append(change.says))
-    assert len(mutants.run(["filter"], 3, 0, out)) == 3 and len(tried) == 3
-    assert mutants.main(["filter", "--each", "3", "--out", str(out)]) == 1 and len(tried) == 3
-    assert capsys.readouterr().out.count("SURVIVES") == 6
+    monkeypatch.setattr(mutants, "IMPORTED", ())
+    monkeypatch.setattr(mutants, "tried", lambda place, room, change: tried.append(change.says) or next(answers, None))
+    count, (survivor,) = mutants.run(["filter"], 3, 0, out)
+    assert count == len(tried) == 3
+    assert mutants.main(["filter", "--each", "3", "--out", str(out)]) == 1 and len(tried) == 4
+    assert tried[3] == tried[1]
+    said = capsys.readouterr().out
+    assert said.count(f"filter SURVIVES {survivor}") == 2 and "1 of 3 mutants survive" in said
+    assert mutants.main(["filter", "--each", "3", "--out", str(out)]) == 0 and len(tried) == 5
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     out.write_text("".join(json.dumps(row | {"key": "old " + row["key"]}) + "\n" for row in rows))
     mutants.run(["filter"], 3, 0, out)
-    assert len(tried) == 6
+    assert len(tried) == 8
 
 
-def test_what_fails_in_a_copy_is_named_and_what_passes_is_not(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    ray: r\n    slow: s\n")
-    assert mutants.noticed_by(tmp_path, ["test_a.py"]) == "FAILED test_a.py::test_bad"
-    assert mutants.noticed_by(tmp_path, ["test_a.py::test_good"]) is None and mutants.noticed_by(tmp_path, []) is None
+def test_a_modules_own_tests_come_first_and_files_that_import_it_last() -> None:
+    named, own, others = files_for("control", "squelch/cluster/control/admission.py")
+    assert named == ["tests/cluster/control/test_admission.py"] and "tests/cluster/control/test_ledger.py" in own
+    assert "tests/cluster/loop/test_several_environments.py" in others and not {*named, *own} & {*others}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch) -> Path:
+    """A repository of one module with two tests, and a copy of it, whose path is returned."""
+    for place in ("here", "copy"):
+        (tmp_path / place / "squelch").mkdir(parents=True)
+        (tmp_path / place / "squelch" / "__init__.py").touch()
+        (tmp_path / place / "tests").mkdir()
+        (tmp_path / place / "squelch" / "one.py").write_text("def one():\n    return 1\n")
+        (tmp_path / place / "pytest.ini").write_text("[pytest]\nmarkers =\n    ray: r\n    slow: s\n")
+        text = "from squelch.one import one\n\ndef test_good(): pass\n\ndef test_one(): assert one() == 1\n"
+        (tmp_path / place / "tests" / "test_one.py").write_text(text)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path / "here")
+    monkeypatch.setitem(ROOMS, "room", ("squelch", "tests"))
+    return tmp_path / "copy"
+
+
+ONE = Change("squelch/one.py", 2, "one", 22, 23, "1", "2")
+
+
+def test_the_copys_code_is_tested_and_the_test_that_notices_a_mutant_is_named(copy: Path) -> None:
+    assert noticed_by(copy, ["tests/test_one.py"]) is None and noticed_by(copy, []) is None
+    assert tried(copy, "room", ONE) == "FAILED tests/test_one.py::test_one"
+    assert noticed_by(copy, ["tests/test_one.py"]) is None, "the mutant is taken back"
+
+
+def test_a_mutant_that_cannot_be_imported_is_noticed_and_one_that_no_test_meets_survives(copy: Path) -> None:
+    assert tried(copy, "room", replace(ONE, after="1 +")) == "ERROR tests/test_one.py"
+    (copy / "tests" / "test_one.py").write_text("from squelch.one import one\n\ndef test_good(): pass\n")
+    assert tried(copy, "room", ONE) is None
+
+
+def test_a_test_that_fails_without_the_mutant_too_is_said(copy: Path) -> None:
+    (copy / "tests" / "test_one.py").write_text("def test_bad(): assert False\n")
+    with pytest.raises(RuntimeError, match=r"without a change: FAILED tests/test_one.py::test_bad"):
+        tried(copy, "room", ONE)
+
+
+def test_what_is_said_to_change_nothing_is_a_mutant_that_there_is() -> None:
+    files = {mutant.partition(".py")[0] + ".py" for mutant in EQUIVALENT}
+    there = {one.says for file in files for one in changes_of(file, (mutants.ROOT / file).read_text(encoding="utf-8"))}
+    assert EQUIVALENT.keys() <= there
 
 
 def test_every_operator_has_another() -> None:

@@ -1,5 +1,6 @@
 """The checks of `make check` that read the code without running it; `make test` runs them through these tests."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.tracked import tracked
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 pytestmark = pytest.mark.slow
-
+CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|time)\(\)")
 
 CHECKS = [
     ["ruff", "check", "."],
@@ -43,10 +46,26 @@ def test_no_pattern_repeats_a_group_possessively() -> None:
     """Python before 3.11.5, which Debian 12 has, matches them wrongly: an atomic group around does the same."""
     possessive = re.compile(r"\)(?:[+*?]|\{+\d+(?:,\d*)?\}+)\+")
     assert possessive.search(r"(?:ab)++") and possessive.search("(?:ab){{1,8}}+") and not possessive.search(r"(?>a+)+")
-    names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = [ROOT / name for name in names.stdout.split() if name != str(Path(__file__).relative_to(ROOT))]
+    files = [ROOT / path for path in tracked() if path.suffix == ".py" and ROOT / path != Path(__file__)]
     lines = [(file, line) for file in files for line in file.read_text().splitlines() if possessive.search(line)]
     assert not lines
+
+
+def test_no_test_asserts_how_long_something_took() -> None:
+    """It would hold on a quiet machine only: the work itself waits for longer than a test may take, or for ever, if the
+    code does what it must not. Of real runs the guide says how soon a fault is named, with much room."""
+
+    def is_a_time(node: ast.AST) -> bool:
+        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and bool(CLOCK.search(ast.unparse(node)))
+
+    files = [path for path in tracked() if path.match("test_*.py") and path.parts[:2] != ("tests", "e2e")]
+    asserts = (
+        (path, node)
+        for path in files
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert)
+    )
+    assert [(path, node.lineno) for path, node in asserts if any(map(is_a_time, ast.walk(node.test)))] == []
 
 
 def test_every_test_that_is_listed_as_slow_exists() -> None:
@@ -62,6 +81,5 @@ def test_no_module_is_named_by_its_rooms_bare_name_in_a_string() -> None:
     named = re.compile(
         r"""\b(files|import_module|find_spec|PackageLoader)\(f?["'](actors|cluster|deploy|envs|learner)\b"""
     )
-    names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = [ROOT / name for name in names.stdout.split()]
+    files = [ROOT / path for path in tracked() if path.suffix == ".py"]
     assert not [(file, line) for file in files for line in file.read_text().splitlines() if named.search(line)]

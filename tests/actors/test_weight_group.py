@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,7 +18,8 @@ from hypothesis import strategies as st
 from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.weight_group import ALIGNMENT, WeightGroup, buckets, num_bytes
 
-JOIN_S = 180.0
+JOIN_S = 1800.0
+"""More than a test may take."""
 TABLE = (
     TensorEntry("embedding", "bfloat16", (7, 3)),
     TensorEntry("scale", "float32", ()),
@@ -147,7 +147,6 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
     group = formed([first, second], 1)
     second.process.kill()
     second.process.join()
-    started = time.monotonic()
     first.pipe.send(TABLE)
     with pytest.raises(RuntimeError):
         for _ in range(2):  # a small broadcast may be over before the loss is noticed
@@ -157,7 +156,6 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
     with pytest.raises(RuntimeError, match="of the 3 members of weight group 2, 2 did not join within 6 s"):
         formed([first], 2, timeout_s=6.0, absent=1)
     assert isinstance(first.answer(), RuntimeError)
-    assert time.monotonic() - started < JOIN_S
     group = formed([first], 3)
     broadcast(group, [first], 5)
     group.close()
@@ -168,14 +166,12 @@ def test_a_member_that_joins_and_never_receives_is_waited_for_once_and_not_for_e
     receivers: Callable[[int], list[Receiver]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("squelch.actors.weight_group.BUCKET_BYTES", 1 << 20)
-    table = [TensorEntry(f"p{i}", "float32", (1 << 20,)) for i in range(6)]
+    table = [TensorEntry(f"p{i}", "float32", (1 << 20,)) for i in range(100)]  # 8 s each are more than a test may take
     (member,) = receivers(1)
     group = formed([member], 1, timeout_s=8.0)
     os.kill(member.process.pid, signal.SIGSTOP)
-    started = time.monotonic()
     with pytest.raises(RuntimeError):
         group.send(((entry.name, torch.zeros(entry.shape)) for entry in table), table)
-    assert 2.0 < time.monotonic() - started < 40.0, "6 buckets, 8 s each"
     group.close()
 
 

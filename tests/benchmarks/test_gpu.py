@@ -46,16 +46,14 @@ def test_a_part_that_fails_keeps_its_metrics_and_the_last_line_of_its_trace(repo
 
 
 def test_a_part_that_takes_too_long_is_stopped_with_what_it_has(report) -> None:
-    started = time.monotonic()
-    found = run(report, "print(json.dumps({'a': 1}), flush=True)\ntime.sleep(600)", seconds=3.0)
-    assert found["a"] == 1 and found["error"] == "stopped after 3 s" and time.monotonic() - started < 180
+    found = run(report, "print(json.dumps({'a': 1}), flush=True)\ntime.sleep(3600)", seconds=3.0)
+    assert found["a"] == 1 and found["error"] == "stopped after 3 s"
 
 
 def test_a_part_that_hangs_after_its_last_metric_is_stopped(report) -> None:
-    started = time.monotonic()
-    code = "import os\nprint(json.dumps({'a': 1}), flush=True)\nos.close(1)\ntime.sleep(600)"
+    code = "import os\nprint(json.dumps({'a': 1}), flush=True)\nos.close(1)\ntime.sleep(3600)"
     found = run(report, code, seconds=1.0)
-    assert found["a"] == 1 and found["error"] == "stopped after 1 s" and time.monotonic() - started < 180
+    assert found["a"] == 1 and found["error"] == "stopped after 1 s"
 
 
 def test_a_kernel_without_finite_gradients_is_an_error_and_null_in_the_object(monkeypatch, tmp_path) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+from tests.tracked import copied
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -21,11 +22,7 @@ pytestmark = pytest.mark.slow
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tracked files with every diff applied."""
     copy = tmp_path_factory.mktemp("changed")
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
-        if name.endswith((".py", ".md", ".toml", ".yaml", ".json", ".csv")) or (ROOT / name).is_symlink():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy / name, follow_symlinks=False)
+    copied(copy)
     for title, diff in DIFFS:
         words = ["git", "apply", "-"]
         done = subprocess.run(words, cwd=copy, input=diff, capture_output=True, text=True, check=False)

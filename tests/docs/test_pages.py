@@ -1,7 +1,6 @@
 """Pages lead only to what exists: links, anchors, files, modules, tests, commands and recipes."""
 
 import re
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from squelch.cluster.cli import COMMANDS
 from squelch.cluster.config import recipe_names
 from squelch.cluster.sweep.file import sweep_names
+from tests.tracked import tracked
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,11 +79,10 @@ def all_tests() -> set[str]:
 
 def test_nothing_tells_anybody_to_install_the_strangers_package_squelch() -> None:
     """The distribution is `squelch-rl`; `squelch` alone is a SQL tool."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     strangers = re.compile(r"(?:pip|uv|pipx) (?:add|install)[^\n`]*[ '\"]squelch(?![\w-])")
     assert strangers.search("pip install -U 'squelch[wandb]'") and not strangers.search("pip install squelch-rl")
-    texts = [ROOT / name for name in names if name.endswith((".md", ".py", ".html", ".yaml", ".yml", ".toml", ".sh"))]
-    found = [file for file in texts if file.is_file() and file != Path(__file__)]
+    texts = (".md", ".py", ".html", ".yaml", ".yml", ".toml", ".sh")
+    found = [ROOT / path for path in tracked() if path.suffix in texts and ROOT / path != Path(__file__)]
     assert [file for file in found if strangers.search(file.read_text(encoding="utf-8"))] == []
 
 
@@ -101,8 +100,9 @@ def test_every_file_in_the_tables_of_the_architecture_exists() -> None:
 def test_no_text_names_a_file_by_a_link_at_the_top() -> None:
     """Git, tracebacks and diffs know `squelch/actors/some.py`; a metric such as `learner/loss` is no file."""
     linked = re.compile(rf"(?<![\w/.-])(?:{LINKS})/[\w./-]*\w")
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    texts = [ROOT / name for name in names if name.endswith((".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".txt"))]
+    texts = [
+        ROOT / path for path in tracked() if path.suffix in (".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".txt")
+    ]
     found = ((file, name) for file in texts for name in linked.findall(file.read_text(encoding="utf-8")))
     assert linked.findall("see actors/some.py.") == ["actors/some.py"]
     assert [(str(file), name) for file, name in found if (ROOT / name).exists()] == []

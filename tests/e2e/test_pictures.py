@@ -33,6 +33,7 @@ def test_a_run_from_pictures_trains_and_every_picture_is_kept_where_it_was_shown
     run = Run(
         *("train", "frozenlake-pictures", f"model.path={seeing_policy}", f"runs_dir={tmp_path}", "recorder.port=0"),
         *(f"loop.steps={STEPS}", "loop.prompts=4", "sampling.group_size=8", "validation.every=0", "scorer.every=1"),
+        *("scorer.probe.tasks=8", "scorer.probe.samples=2"),
         *("rollout.kv_cache_gib=0.25", "rollout.max_num_seqs=64", "name=seen"),
     )
     assert run.finish() == 0, run.text

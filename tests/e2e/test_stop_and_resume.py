@@ -6,7 +6,6 @@ At every other point of a run, on fakes: tests/cluster/loop/test_the_loop.py."""
 import math
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +174,11 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     engine = children(worker.pid)
     worker.kill()
     assert engine and not wait_gone(engine), "a worker that is killed takes its engine along"
-    started, killed_at = [*children(run.process.pid), psutil.Process(run.process.pid)], time.monotonic()
+    started = [*children(run.process.pid), psutil.Process(run.process.pid)]
     for process in started:
         if process.name() in ("gcs_server", "raylet"):
             process.kill()
-    assert run.finish() == 1 and time.monotonic() - killed_at < 120, run.text
+    assert run.finish() == 1, run.text
     assert "its raylet" in run.lines[-1] and "continue with --resume" in run.lines[-1] and "Traceback" not in run.text
     assert summary(folder)["end_cause"] == "failed" and not wait_gone(started)
     newest = checkpoints(folder)[-1][0]

@@ -32,8 +32,12 @@ GOLDEN = [  # a change here means that every recorded seed now names another tas
     ("Countdown", "validation", "57176bc8912c99834289007f18c0ddd2"),
     ("FrozenLake", "train", "af984759049724cd2297b7319aabf24a"),
     ("FrozenLake", "validation", "35d439783e5d994b84e426179c145cbb"),
+    ("SearchQA", "train", "3f74b9f60bd8776c760476899eb8cc1c"),
+    ("SearchQA", "validation", "27a60c70f0aac706d49bb176319844d0"),
     ("Sokoban", "train", "cafc04dfc557d4a9a91c042376e8afb5"),
     ("Sokoban", "validation", "74738168600ad52c542842cc3b44ed89"),
+    ("WebShop", "train", "0c0943623da8c9d1756564d989c70a8f"),
+    ("WebShop", "validation", "9a0887f07b0af57e1f9e431a535f9d60"),
 ]
 PIECE = re.compile(r" ?\S+|\s")  # a word with the space before it, as a word-level tokenizer sees it
 

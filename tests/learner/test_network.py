@@ -2,7 +2,7 @@
 
 import os
 import socket
-import time
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +78,12 @@ def test_an_interface_that_the_node_was_given_is_kept(monkeypatch) -> None:
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth9", "ib0")
 
 
+def test_ranks_are_tried_at_once(monkeypatch) -> None:
+    together = threading.Barrier(9, timeout=180)
+    monkeypatch.setattr(network, "_try", lambda endpoint: f"{together.wait()}")
+    assert set(unreachable(0, 10 * [Endpoint("127.0.0.1", 0, 1)])) == set(range(1, 10))
+
+
 def test_ranks_that_answer_are_not_reported_and_one_that_does_not_is(monkeypatch) -> None:
     monkeypatch.setattr(network, "CONNECT_TIMEOUT_S", 2.0)
     with listen("127.0.0.1") as open_door, socket.socket() as silent, socket.socket() as filler:
@@ -91,13 +97,10 @@ def test_ranks_that_answer_are_not_reported_and_one_that_does_not_is(monkeypatch
         with socket.create_server(("127.0.0.1", 0)) as gone:
             closed = gone.getsockname()[1]
         ports = [open_door.getsockname()[1], open_door.getsockname()[1], silent.getsockname()[1], closed]
-        ports += 6 * [silent.getsockname()[1]]
-        started = time.monotonic()
         found = unreachable(0, [Endpoint("127.0.0.1", 0, port) for port in ports])
-        assert time.monotonic() - started < 12.0, "they are tried at once"
         for one in more:
             one.close()
-    assert set(found) == set(range(2, 10)) and found[2] == "no answer within 2 s" and "refused" in found[3]
+    assert set(found) == {2, 3} and found[2] == "no answer within 2 s" and "refused" in found[3]
 
 
 def test_the_words_name_both_ranks_with_their_addresses() -> None:

@@ -34,6 +34,20 @@ from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:9"),
+        ("::", "http://[::1]:9"),
+        ("10.0.0.2", "http://10.0.0.2:9"),
+        ("fd00::2", "http://[fd00::2]:9"),
+        ("localhost", "http://localhost:9"),
+    ],
+)
+def test_agents_on_this_machine_are_told_an_address_that_they_can_reach(host: str, url: str) -> None:
+    assert server._url(host, 9) == url
+
+
 def part(kind: str, **fields) -> dict:
     return {"role": "user", "content": [{"type": kind, **fields}]}
 

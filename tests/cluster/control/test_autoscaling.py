@@ -112,9 +112,69 @@ def test_a_number_that_cannot_be_had_is_not_asked_for_again_soon() -> None:
     assert asked == 1
 
 
+def test_each_refusal_of_a_number_doubles_the_steps_until_it_is_asked_for_again_up_to_a_bound() -> None:
+    auto, asked = Autoscaling(1, 2), list[int]()
+    for step in range(2000):
+        if auto.step(WAITING) is not None:
+            asked.append(step)
+            auto.refused(2)
+    assert [later - before for before, later in pairwise(asked)] == [41, 81, 161, 321, 641, 641]
+
+
+def decided(auto: Autoscaling, load: StepLoad) -> int | None:
+    """The number of workers decided on after as many such steps as a decision takes; None if it stays."""
+    *_, decision = [auto.step(load) for _ in range(STEPS + 1)]
+    return None if decision is None else decision.count
+
+
+@pytest.mark.parametrize(("workers", "grown"), [(1, 2), (3, 4), (7, 8), (8, 10), (11, 13), (12, 14), (14, None)])
+def test_a_quarter_more_workers_are_wanted_at_least_one_and_at_most_as_many_as_there_may_be(workers, grown) -> None:
+    assert decided(Autoscaling(1, 14), StepLoad(workers, 10.0, 2.1, 0.0, 9.0)) == grown
+    assert decided(Autoscaling(workers, 14), StepLoad(workers, 10.0, 2.0, 0.0, 9.0)) is None, "20% is not above 20%"
+
+
+def test_where_the_wanted_number_cannot_be_had_the_next_smaller_one_is_chosen() -> None:
+    auto = Autoscaling(1, 14)
+    auto.refused(10)
+    assert decided(auto, StepLoad(8, 10.0, 5.0, 0.0, 9.0)) == 9
+
+
+@pytest.mark.parametrize(("played_s", "count"), [(5.0, None), (4.9, 1)])
+def test_a_worker_goes_if_the_learner_would_then_wait_for_less_than_a_tenth_of_the_time(played_s, count) -> None:
+    """With one worker less, play takes `played_s` longer, of which groups wait for 4 s now: 1 s of 10 is a tenth."""
+    assert decided(Autoscaling(1, 2), StepLoad(2, 9.0, 0.0, 4.0, played_s)) == count
+    assert decided(Autoscaling(2, 2), StepLoad(2, 9.0, 0.0, 4.0, played_s)) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now_s", "count"),
+    [
+        (StepLoad(4, 40.0, 10.0, 0.0, 20.0), 9.0, None),  # play gets 4 s shorter: 1 s is a quarter of it
+        (StepLoad(4, 40.0, 10.0, 0.0, 20.0), 9.1, 4),
+        (StepLoad(4, 4.0, 1.0, 0.0, 20.0), 0.75, None),  # the learner waited for 1 s only
+        (StepLoad(4, 4.0, 1.0, 0.0, 20.0), 0.8, 4),
+    ],
+)
+def test_a_growth_is_kept_if_it_saved_a_quarter_of_what_it_could(before: StepLoad, now_s: float, count) -> None:
+    auto = Autoscaling(4, 5)
+    assert decided(auto, before) == 5
+    assert decided(auto, StepLoad(5, before.seconds, now_s, 0.0, before.played_s)) == count
+
+
+def test_a_growth_after_which_the_learner_waits_longer_is_said_to_have_saved_nothing() -> None:
+    auto = Autoscaling(4, 5)
+    assert decided(auto, StepLoad(4, 40.0, 10.0, 0.0, 20.0)) == 5
+    *_, decision = [auto.step(StepLoad(5, 40.0, 12.0, 0.0, 20.0)) for _ in range(STEPS + 1)]
+    assert (
+        decision is not None and "saved 0 s of the 10 s" in decision.reason and "4 s were expected" in decision.reason
+    )
+
+
 def test_the_times_of_a_step_say_who_waited_for_whom() -> None:
     waited = StepTimes(issued=10.0, played=16.0, asked=12.0).load(2, 9.0)
     assert waited == StepLoad(2, 9.0, 4.0, 0.0, 6.0), "the learner was free at 12 and got the last group at 16"
     queued = StepTimes(issued=10.0, played=16.0, asked=19.0).load(2, 9.0)
     assert queued == StepLoad(2, 9.0, 0.0, 3.0, 6.0)
+    early = StepTimes(issued=10.0, played=16.0, asked=8.0).load(2, 9.0)
+    assert early == StepLoad(2, 9.0, 6.0, 0.0, 6.0), "it cannot wait for what is not issued"
     assert StepTimes(issued=10.0, asked=9.0).load(2, 9.0) is None, "nothing was played"

@@ -78,6 +78,17 @@ def test_a_ticket_is_issued_once_and_a_drop_names_its_reason():
         ledger.move("t", DROPPED)
 
 
+def test_counts_that_do_not_balance_are_an_error():
+    ledger = Ledger()
+    ledger.issued += 1
+    with pytest.raises(RuntimeError, match="does not balance: issued 1"):
+        ledger.check()
+    less_than_none = Ledger.restore({"ended": [["trained", "", -1], [FAILED, "x", 2], [DROPPED, "x", -1]]})
+    assert less_than_none.issued == 0
+    with pytest.raises(RuntimeError, match="does not balance"):
+        less_than_none.check()
+
+
 def test_ended_tickets_survive_a_restore_and_open_ones_do_not():
     ledger = Ledger()
     for i in range(3):

@@ -28,6 +28,10 @@ def test_ranks_that_stop_making_marks_are_hung_and_the_one_with_the_fewest_is_na
     assert watch.hung(65.0) == "learner rank 1 finished no micro-batch for 60 s (learner.hung_after_s)"
 
 
+def test_an_actor_has_as_many_marks_as_the_process_that_made_most() -> None:
+    assert watched().marks == 0 and watched((5.0, [Progress(6, 0.5), Progress(7, 0.5)])).marks == 7
+
+
 def test_a_rank_that_does_not_answer_is_named_before_those_that_wait_for_it() -> None:
     watch = watched((5.0, [Progress(7, 0.5)] * 2), (70.0, [Progress(7, 0.5), None]))
     assert watch.hung(70.0) == "learner rank 1 did not answer for 65 s (learner.hung_after_s)"

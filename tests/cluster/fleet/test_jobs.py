@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -282,10 +281,8 @@ def test_an_address_that_is_silent_or_of_another_ray_or_asks_for_a_token_is_said
     with job_server(401, "") as address, pytest.raises(UserError, match="RAY_AUTH_MODE=token"):
         jobs.client(address)
     monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.3)
-    started = time.monotonic()
-    with job_server(200, "", delay_s=30.0) as address, pytest.raises(UserError, match=f"{address}: .*did not answer"):
+    with job_server(200, "", delay_s=3600.0) as address, pytest.raises(UserError, match=f"{address}: .*did not answer"):
         jobs.client(address)
-    assert time.monotonic() - started < 25
 
 
 def test_every_file_of_the_code_travels_once_with_a_job_and_no_run_does() -> None:

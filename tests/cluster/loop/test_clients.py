@@ -45,7 +45,7 @@ class Service:
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
-            await asyncio.sleep(60 if self.slow else 0.01)
+            await asyncio.sleep(3600 if self.slow else 0.01)
             if method == self.dies_at:
                 self.failure = Died("gone")
             if self.failure is not None:
@@ -226,9 +226,7 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
         calls = (filtering.admit([group("b", step=4)]), filtering.close(3, True, 2), filtering.admit([group("c")]))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    started = time.monotonic()
     found = asyncio.run(die())
-    assert time.monotonic() - started < 50
     late = "state: filter: no answer within 0.05 s (cluster.start_timeout_s)"
     assert str(found[0]) == f"filter died too often; last cause: {late}"
     assert all("filter has failed earlier" in str(error) for error in found[1:])
@@ -330,7 +328,7 @@ def test_a_disk_that_hangs_is_said_and_ends_the_run_with_its_path(monkeypatch, t
     there, said = threading.Event(), list[str]()
     monkeypatch.setattr(archiving_side, "SLOW_S", 0.02)
     monkeypatch.setattr(archiving_side, "DISK_TIMEOUT_S", 0.05)
-    archive = SimpleNamespace(write_groups=lambda *_: there.wait(60), groups=lambda *_: there.wait(60))
+    archive = SimpleNamespace(write_groups=lambda *_: there.wait(), groups=lambda *_: there.wait())
     archiving = Archiving(archive, SimpleNamespace(), tmp_path, said.append)
 
     async def write() -> None:
@@ -338,10 +336,8 @@ def test_a_disk_that_hangs_is_said_and_ends_the_run_with_its_path(monkeypatch, t
         await archiving.finish()
 
     for late, work in (("step 7 was not written", write), ("step 7 was not read", lambda: archiving.stored(7, ["a"]))):
-        started = time.monotonic()
         with pytest.raises(ArchiveError, match=rf"^{tmp_path}: the groups of {late} within 0.05 s; is its disk"):
-            asyncio.run(work())
-        assert time.monotonic() - started < 30, "the loop's end waits for no thread"
+            asyncio.run(work())  # its end waits for no thread
         assert said.pop().startswith(f"archive: {tmp_path}: the groups of {late} within 0.02 s; the run waits")
     there.set()
 

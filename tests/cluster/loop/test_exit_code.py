@@ -97,10 +97,10 @@ def test_without_a_checkpoint_nobody_is_sent_to_resume(tmp_path, has_begun) -> N
 
 @pytest.mark.parametrize("loop", ["blocked", "free"])
 def test_without_ray_the_process_ends_at_once_with_cause_and_summary(tmp_path, loop) -> None:
-    began, root = time.monotonic(), Path(__file__).parents[3]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", STUCK, str(tmp_path), loop]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=180, env={**os.environ})
-    assert done.returncode == 1 and time.monotonic() - began < 170, done.stderr
+    assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-2].startswith("failed: Ray's head: its gcs at h:1 has ended (refused) (trace: ")
     assert lines[-1] == "uploaded"

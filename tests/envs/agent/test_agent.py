@@ -293,7 +293,7 @@ def test_processes_that_a_command_leaves_behind_end_with_it_whatever_their_sessi
                 if os.fork() == 0:
                     os.write(writing, b"%d\\n" % os.getpid())
                     os.close(writing)
-                    time.sleep(600)
+                    time.sleep(3600)  # and holds standard output open
                 os._exit(0)
         os.close(writing)
         data = b""
@@ -304,9 +304,7 @@ def test_processes_that_a_command_leaves_behind_end_with_it_whatever_their_sessi
         open({str(ids)!r}, "wb").write(data)
         print('{{"reward": 1}}')
     """
-    started = time.monotonic()
     assert ran(agent(script)).reward == 1.0
-    assert time.monotonic() - started < 180, "the processes hold standard output open"
     pids = [int(line) for line in ids.read_text().split()]
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 

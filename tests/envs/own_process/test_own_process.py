@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import pytest
@@ -109,12 +108,10 @@ def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(
     hanging, other, twin = session(process), session(process), session(process)
     before = [other.step("go")[0], other.step("go")[0]]
     assert before == [twin.step("go")[0], twin.step("go")[0]]
-    started = time.monotonic()
     with pytest.raises(
         TimedOut, match=rf"step\(\) did not return within 3 s \(it was in unruly\.py, line \d+, {place}"
     ):
         hanging.step(action)
-    assert time.monotonic() - started < 60
     assert other.step("go")[0].startswith("3 ") and process.generation == 2
     hanging.reset(1, 5)
     assert [hanging.step("go")[0], hanging.step("go")[0]] == before

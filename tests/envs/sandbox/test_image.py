@@ -53,6 +53,11 @@ def copy(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Image]:
         yield Image(Path(made, "image"))
 
 
+def test_a_file_that_links_to_nothing_needs_no_library(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("#!/bin/sh")
+    assert image._shared_objects([tmp_path / "text"]) == {}
+
+
 def link(original: Path, place: Path) -> None:
     shutil.copytree(original, place, copy_function=os.link)
     (place / manifest.FILE).unlink()

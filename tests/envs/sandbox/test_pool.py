@@ -116,6 +116,7 @@ def test_the_time_for_all_tests_is_bounded(pool: Pool) -> None:
     limits = Limits(wall_s=0.4, total_s=0.6)
     runs = pool.run("while True: pass", [Question()] * 50, limits)
     assert len(runs) == 50 and {run.outcome for run in runs} == {"late", "unbegun"}
+    assert {run.seconds for run in runs if run.outcome == "unbegun"} == {0.0}
 
 
 def test_cpu_time_is_bounded_apart_from_the_wall(pool: Pool) -> None:

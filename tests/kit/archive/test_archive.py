@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.kit.archive.reader import last_event, read_events, read_group, read_groups, read_metrics
+from squelch.kit.archive.reader import is_of_step, last_event, read_events, read_group, read_groups, read_metrics
 from squelch.kit.archive.rows import to_table
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
 from squelch.kit.archive.store import ArchiveError
@@ -219,6 +219,11 @@ def test_metrics_are_one_json_object_a_line_and_visible_at_once(tmp_path: Path) 
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {"step": 1, "time": 100.0, "success": 0.5, "kept_mass": None, "seconds/step": 2.0}
     assert "NaN" not in lines[0]
+
+
+def test_neither_the_line_before_step_1_nor_one_of_a_scorer_step_alone_is_the_record_of_a_step() -> None:
+    lines = [{"step": 0, "seconds/step": 1.0}, {"step": 1, "mi_est": 0.5}, {"step": 1, "seconds/step": 1.0}]
+    assert [is_of_step(line) for line in lines] == [False, False, True]
 
 
 def test_a_torn_last_line_is_not_read_and_is_dropped_on_reopening(tmp_path: Path) -> None:

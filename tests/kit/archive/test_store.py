@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.kit.archive import store as store_module
-from squelch.kit.archive.store import LocalStore, Stat
+from squelch.kit.archive.store import MAX_DEPTH, LocalStore, Stat
 from squelch.kit.base import disk
 from squelch.kit.base.disk import whole_file, write_whole
 from squelch.kit.untrusted.files import Unreadable
@@ -94,6 +94,14 @@ def test_links_among_folders_are_followed_only_where_the_prefix_names_them(tmp_p
     (run / "checkpoints").symlink_to(tmp_path / "larger disk")
     assert store.list() == store.list("groups/") == ["groups/step-1"]
     assert store.list("checkpoints/") == ["checkpoints/step-2/loop.json"]
+
+
+def test_files_are_listed_down_to_a_bound_of_folders(tmp_path: Path) -> None:
+    inside = "/".join("a" * MAX_DEPTH)
+    (tmp_path / inside / "a").mkdir(parents=True)
+    (tmp_path / inside / "listed").touch()
+    (tmp_path / inside / "a" / "too-deep").touch()
+    assert LocalStore(tmp_path).list() == [f"{inside}/listed"]
 
 
 def test_a_folder_of_too_many_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

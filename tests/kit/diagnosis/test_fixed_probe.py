@@ -91,6 +91,8 @@ def test_a_change_is_paired_by_task_and_survives_json_and_tasks_that_were_lost()
     change = second.change_since(earlier)
     assert change["mi_change"] == pytest.approx(second.mi.value - first.mi.value)
     assert change["mi_change_low"] < change["mi_change"] < change["mi_change_high"]
+    error = math.sqrt(first.mi.variance.sum() + second.mi.variance.sum()) / 8
+    assert change["mi_change_standard_error"] == pytest.approx(error)
     assert second.change_since(second.state())["mi_change"] == 0.0
     lost = earlier | {"mean": [None, *earlier["mean"][1:]], "variance": [None, *earlier["variance"][1:]]}
     lost["count"] = [0, *earlier["count"][1:]]

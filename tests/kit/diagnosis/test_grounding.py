@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +61,18 @@ def test_a_prompt_that_shows_its_state_in_a_picture_is_judged_by_its_pixels() ->
         texts.append(env.demonstrate(rng, DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0))[0])
     found = shares(judge_of("FrozenLake"), [""] * 20, texts, range(20), seen)
     assert found["right"] == 1.0 and found["right_elsewhere"] < 0.2
+
+
+def test_a_reasoning_is_judged_by_the_state_of_every_other_prompt_that_has_one() -> None:
+    judge = SimpleNamespace(
+        facts=lambda prompt: int(prompt) if prompt else None,
+        claims=lambda text: [int(word) for word in text.split()],
+        holds=lambda claim, facts: claim == facts,
+    )
+    found = shares(judge, ["1", "2", ""], ["1", "1", ""], [0, 1, 2])
+    assert found == {"names": 1.0, "right": 0.5, "right_elsewhere": 0.5}, "the second is true of the first prompt alone"
+    alone = shares(judge, ["1", ""], ["1"], [0])
+    assert alone["right"] == 1.0 and math.isnan(alone["right_elsewhere"])
 
 
 def test_natural_demonstrations_state_only_what_is_true_by_default() -> None:

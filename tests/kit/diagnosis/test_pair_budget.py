@@ -141,6 +141,11 @@ def test_drawn_pairs_hold_the_matched_one_and_as_many_others_each(seed, num_prom
     assert np.array_equal(wanted, draw_pairs(source, num_prompts, others, (seed,)))
 
 
+def test_a_reasoning_is_scored_under_two_others_however_small_the_budget_so_that_the_jackknife_can_take_one() -> None:
+    assert [others_within(budget, 10, 8) for budget in (0, 39, 40, 1000)] == [2, 2, 3, 7]
+    assert others_within(0, 10, 2) == 1, "there is no second"
+
+
 def test_every_other_prompt_is_equally_often_drawn() -> None:
     wanted = draw_pairs(np.zeros(4000, dtype=np.int64), 9, 2, (1,))
     assert np.abs(wanted[:, 1:].mean(axis=0) - 2 / 8).max() < 0.03

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,11 +39,12 @@ def test_one_low_evaluation_and_a_loss_within_the_tolerance_do_not():
     assert watch([(2.0, 1.0)] * 4 + [(1.6, 0.8)] * 10)[1] == []
 
 
-def test_it_is_not_armed_by_evaluations_that_are_not_significant():
+@pytest.mark.parametrize(("p_value", "armed"), [(0.5, False), (0.051, False), (0.05, True)])
+def test_it_is_armed_by_significant_evaluations_alone(p_value: float, armed: bool):
     alarm = ProbeAlarm()
     for step in range(4):
-        alarm.update(step, evaluation(2.0, 1.0, p_value=0.5))
-    assert [alarm.update(step, evaluation(0.0, 0.0)) for step in range(4, 9)] == [()] * 5
+        alarm.update(step, evaluation(2.0, 1.0, p_value=p_value))
+    assert any(alarm.update(step, evaluation(0.0, 0.0)) for step in range(4, 9)) == armed
 
 
 def test_unknown_metrics_change_nothing_and_one_metric_may_be_missing():

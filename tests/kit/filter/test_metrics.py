@@ -12,7 +12,7 @@ from squelch.actors.play.metrics import SHOWN_TURNS, trajectory_metrics, turn_me
 from squelch.kit.commands.monitored import mean_reward
 from squelch.kit.filter.decisions import StepDecision
 from squelch.kit.filter.measure import GroupStatistics, measure
-from squelch.kit.filter.metrics import VARIANCE_BANDS, kept_mass, mean
+from squelch.kit.filter.metrics import VARIANCE_BANDS, count_zero, kept_mass, mean
 from squelch.kit.filter.rules import RULES
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
@@ -43,6 +43,10 @@ def decide(rows: list[list[float]], config: FilterConfig) -> tuple[list[GroupSum
 
 def average(values: list[float]) -> float:
     return float(sum(map(Fraction, values)) / len(values)) if values else math.nan
+
+
+def test_a_value_of_at_most_the_authors_bound_is_zero_and_an_unknown_one_is_not() -> None:
+    assert count_zero([0.0, 1e-10, -1e-10, 1.01e-10, math.nan]) == 3
 
 
 @given(GROUPS, CONFIGS)

@@ -373,7 +373,8 @@ def test_a_checkpoint_without_a_unit_is_resumed_once_the_unit_is_said() -> None:
     assert state.pop("epsilon_unit") == "absolute"
     with pytest.raises(ValueError, match="=absolute to go on"):
         FilterWindow(FilterConfig()).restore(state)
-    for config in (FilterConfig(epsilon_unit="absolute"), FilterConfig(rule="top_k"), FilterConfig(rho=1.0)):
+    told, unused = FilterConfig(epsilon_unit="absolute"), [FilterConfig(rule="top_k"), FilterConfig(rho=1.0)]
+    for config in (told, *unused, FilterConfig(epsilon=0.0)):
         FilterWindow(config).restore(state)
 
 

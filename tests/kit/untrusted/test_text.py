@@ -139,12 +139,12 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 def test_hostile_yaml_is_refused_at_once_in_little_memory(text: str, says: str) -> None:
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(Unreadable, match=says) as caught:
         parse_yaml(text, "it")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(str(caught.value)) < 1000 and peak < 2**26 and time.perf_counter() - start < 10
+    assert len(str(caught.value)) < 1000 and peak < 2**26 and time.process_time() - start < 10
 
 
 def test_anchors_in_use_are_fine() -> None:

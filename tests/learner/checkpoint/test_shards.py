@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from squelch.actors.process import folders, shipping
 from squelch.actors.process.shipping import forget, offer, outline
@@ -50,6 +52,17 @@ def test_what_some_ranks_wrote_others_read_bit_by_bit(
     ]
     for name, tensor in tensors.items():
         assert torch.equal(torch.cat([one[name] for one in found]), tensor)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_plain_tensor_is_held_whole_and_a_sharded_one_by_its_rows() -> None:
+    assert Piece.of(torch.zeros(3, 2)) == Piece(torch.float32, (3, 2), 0, 3)
+    assert Piece.of(torch.tensor(1.0)) == Piece(torch.float32, ())
+    mesh = init_device_mesh("cpu", (1,))
+    sharded = distribute_tensor(torch.zeros(3, 2, dtype=torch.bfloat16), mesh, [Shard(0)])
+    assert Piece.of(sharded) == Piece(torch.bfloat16, (3, 2), 0, 3)
+    with pytest.raises(RuntimeError, match=r"placements \(Replicate\(\),\); only tensors sharded on dimension 0"):
+        Piece.of(distribute_tensor(torch.zeros(3, 2), mesh, [Replicate()]))
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=12), most=st.integers(1, 60))

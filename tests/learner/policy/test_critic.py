@@ -86,8 +86,8 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
         trainer.critic.module.head.weight.to_local().normal_(std=0.3)
     rows = to_rows(make_groups(), trainer.config.objective)
     steps, metrics = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
-    found, plain = [], []
-    for batch in [batch for part in steps for batch in part]:
+    found, plain, batches = [], [], [batch for part in steps for batch in part]
+    for batch in batches:
         found.append(batch.tokens.advantages.numpy())
         ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
         for row, values in zip(batch.rows, np.split(batch.values.numpy(), ends), strict=True):
@@ -95,6 +95,7 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
     wanted = np.concatenate(plain)
     assert np.allclose(np.concatenate(found), (wanted - wanted.mean()) / wanted.std(), atol=1e-5)
     assert metrics["explained_variance"] < 1
+    assert metrics["value_mean"] == pytest.approx(np.concatenate([b.values.numpy() for b in batches]).mean(), rel=1e-5)
 
 
 def test_whitening_looks_only_at_what_is_learned_from(model_dir: Path) -> None:
