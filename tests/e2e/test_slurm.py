@@ -51,6 +51,14 @@ def job_file(two: Slurm, folder: Path, cpus: int, *run: str) -> Path:
     return _changed("srun", folder, changes)
 
 
+def file_for_one_node(folder: Path, *run: str) -> Path:
+    changes = {
+        "--gres=gpu:1 --cpus-per-task=16 --mem=64G": "--cpus-per-task=2 --mem=100M",
+        "smollm2-countdown name=$name": shlex.join(run),
+    }
+    return _changed("exec .venv", folder, changes)
+
+
 def _changed(word: str, folder: Path, changes: dict[str, str]) -> Path:
     """The page's job with that word, without GPUs and with these changes, in a folder."""
     blocks = [block.text for block in read_page(PAGE.name, PAGE.read_text()).blocks]
@@ -91,6 +99,22 @@ def test_a_job_that_is_told_to_stop_queues_itself_and_its_run_ends_as_one_that_n
     two.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # instead of Slurm's two minutes
     two.until(job, completed, JOB_S)
     assert f"after step {before}" in (tmp_path / f"{job}.out").read_text().partition("resumed from")[2]
+    assert_same_run(folder, whole.folder)
+
+
+def test_a_job_on_one_node_that_is_told_to_stop_goes_on_when_it_is_submitted_again(
+    two: Slurm, tiny_policy: Path, tmp_path: Path, whole: Finished
+) -> None:
+    folder, words = run_in(tmp_path, tiny_policy)
+    file = file_for_one_node(tmp_path, *words)
+    first = two.submit(file)
+    two.until(first, lambda found: trained(folder) >= 1, JOB_S)
+    two.ask("scancel", "--batch", "--signal=TERM", first)
+    assert two.until(first, lambda found: found["JobState"] == "FAILED", JOB_S)["ExitCode"] == "143:0"
+    before = assert_stopped(folder, tmp_path / f"{first}.out")
+    second = two.submit(file)
+    two.until(second, completed, JOB_S)
+    assert f"after step {before}" in (tmp_path / f"{second}.out").read_text().partition("resumed from")[2]
     assert_same_run(folder, whole.folder)
 
 
