@@ -193,7 +193,7 @@ def _progress(run: RunStatus) -> str:
 def _worst(run: RunStatus, held: Held) -> tuple[str, bool]:
     """What is worst about the run, as the end of a sentence, and whether it is good."""
     if (found := _severe(held)) is not None:
-        return f"{within(found.says)} (since step {found.since})", False
+        return f"{within(found.says)} (found at step {found.since})", False
     if run.dependence:
         return f"an alarm is raised: {run.dependence}", False
     if run.regime is None:

@@ -45,7 +45,7 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
     text = html.unescape(open_run(falling).get("/").text)
     assert verdict_of(text) == (
         "At step 40 of 40: training success went from 0.06 to 0.15, but the answer ignores the reasoning: the own "
-        "reasoning removes 4% of the answer's surprise (D 0.04 nats) (since step 20)."
+        "reasoning removes 4% of the answer's surprise (D 0.04 nats) (found at step 20)."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
     command = re.findall(r'<section class="next">.*?<pre>(.*?)</pre>', text, re.DOTALL)[0]
@@ -60,7 +60,7 @@ def test_a_finding_about_success_says_it_alone(tmp_path: Path, open_run: Opener)
     folder = small_run(tmp_path / "told", 3)
     tell(folder, replace(FOUND, name="success_collapsed", says="Validation success has collapsed"))
     verdict = verdict_of(open_run(folder).get("/").text)
-    assert verdict == "At step 3 of 9: validation success has collapsed (since step 2)."
+    assert verdict == "At step 3 of 9: validation success has collapsed (found at step 2)."
 
 
 def test_an_alarm_is_the_verdict_where_no_finding_holds(falling: Path, open_run: Opener, tmp_path: Path) -> None:
