@@ -347,7 +347,8 @@ FORMATS = {
                 by_hand=False,
             ),
             traits=Traits(
-                frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"}),
+                frozenset({"rewards", "answers", "rendered prompts", "logprobs", "prompts of turns"})
+                | {"prompts", "prompt ids"},
                 groups="whole",
                 scores_each=True,
             ),

@@ -48,6 +48,8 @@ class Rollout:
     validation: bool = False
     trained: list[float] | None = None
     """The trainer's own log-probabilities; None: near the engine's, and low for fed ids."""
+    is_cut: bool = False
+    """Whether the token limit ended it."""
     rendered: str = ""
     """The prompt as the policy read it; empty: made from `prompt`."""
 
@@ -223,7 +225,7 @@ def _slime(place: int, one: Rollout) -> dict[str, Any]:
         "weight_versions": [str(one.step)],
         "rollout_log_probs": one.drawn,
         "remove_sample": False,
-        "status": "aborted" if one.failed else "completed",
+        "status": "aborted" if one.failed else "truncated" if one.is_cut else "completed",
         "metadata": {},
         "rollout_id": one.step,
     }
