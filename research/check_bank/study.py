@@ -202,7 +202,7 @@ def _faults(found: Sequence[Row]) -> int:
 
 
 def _named(found: Sequence[Row], kind: str) -> list[str]:
-    return [f"{row['cell']} as {row['form']}" for row in found if outcome(row) == kind]
+    return list(dict.fromkeys(row["cell"] for row in found if outcome(row) == kind))
 
 
 def _forms(own: Sequence[Row], kind: str) -> str:

@@ -31,7 +31,7 @@ FALSE_RATE = 1e-4
 NEAR, FAR = 0.01, 1.0
 """Nats a token, within which values agree, and above which they are another token's."""
 LEAST_NEAR, LEAST_FAR = 0.2, 0.05
-"""Shares of a row's tokens that agree, and of all such rows' that differ, from which on the values are those of other
+"""Shares of a step's tokens that agree, and of all such steps' that differ, from which on the values are those of other
 ids."""
 CERTAIN = -0.1
 """Nats; tokens above it agree under most weights."""
@@ -77,9 +77,13 @@ def logprobs_of_other_ids(weighing: Weighing) -> list[Result]:
         return []
     name, use = "logprobs_of_other_ids", [s for s, saved in enumerate(weighing.own_saved) if saved]
     offs = [_off(weighing, s) for s in use]
-    fitting = [pair for pair in zip(use, offs, strict=True) if _are_near(pair[1])]
+    by_step: dict[int | None, list[np.ndarray]] = {}
+    for s, off in zip(use, offs, strict=True):
+        by_step.setdefault(weighing.samples[s].step, []).append(off)
+    known = {step for step, own in by_step.items() if _are_near(np.concatenate(own))}  # weights of others are not saved
+    fitting = [(s, off) for s, off in zip(use, offs, strict=True) if weighing.samples[s].step in known]
     every = np.concatenate([*(off for _, off in fitting), np.zeros(0)])
-    if len(every) < FEWEST_TOKENS or not _are_near(np.concatenate(offs)):
+    if len(every) < FEWEST_TOKENS:
         says = "Too few uncertain tokens have the log-probability of a checkpoint at hand"
         return [Result(name, "unknown", says, needs="the checkpoints that sampled the steps, and exact values")]
     far = int((every > FAR).sum())
@@ -91,7 +95,7 @@ def logprobs_of_other_ids(weighing: Weighing) -> list[Result]:
     wrong = [(weighing.samples[s].row, count) for s, off in fitting if (count := int((off > FAR).sum()))]
     shown = examples((row, f"{count} tokens with the log-probability of another") for row, count in wrong)
     size = Size.share(far, len(every), "uncertain tokens")
-    return [Result(name, "fault", f"{says}, in rows that begin with it", len(wrong), len(use), size, shown)]
+    return [Result(name, "fault", f"{says}, in steps that it sampled", len(wrong), len(use), size, shown)]
 
 
 def _are_near(off: np.ndarray) -> bool:

@@ -75,12 +75,13 @@ def temperature(weighing: Weighing) -> Result:
     return Result(name, "sound", f"The rows were sampled at {found_in_words}, claimed are {claimed:g}", 0, num, size)
 
 
-def prompts_differ(weighing: Weighing, of: Sequence[int]) -> bool:
-    """Whether samples whose prompts were encoded from text look much hotter than claimed under the checkpoint that fits
-    each step best: other prompts than those that were fed make them look so, and weights that were not saved hardly."""
+def texts_differ(weighing: Weighing, of: Sequence[int]) -> bool:
+    """Whether samples that were encoded from text look much hotter than claimed under the checkpoint that fits each
+    step best: other prompts than those that were fed, and text of tools, make them look so, and weights that were not
+    saved hardly."""
     claimed, steps = weighing.claims.temperature, dict[int | None, list[int]]()
     for s in of:
-        if weighing.samples[s].exact and not weighing.samples[s].fed:
+        if not (weighing.samples[s].exact and weighing.samples[s].fed):
             steps.setdefault(weighing.samples[s].step, []).append(s)
     if claimed is None or not steps:
         return False

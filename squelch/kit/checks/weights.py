@@ -26,7 +26,7 @@ from squelch.kit.checks.engine_values import (
     without_weights,
 )
 from squelch.kit.checks.result import Result, Size, examples
-from squelch.kit.checks.temperature import prompts_differ, recording_mode, temperature
+from squelch.kit.checks.temperature import recording_mode, temperature, texts_differ
 from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
 from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
 from squelch.kit.findings.view import Example
@@ -171,9 +171,10 @@ def _of_claims(weighing: Weighing, of: Sequence[int], name: str, source: str) ->
     lags = _lags(weighing, claiming)
     faulty = [one for one in steps if one.is_fault]
     won = [one for one in lags if one.winner == "other"]
-    if (faulty or won) and prompts_differ(weighing, claiming):
-        says = "Under prompts that were encoded from text the rows look sampled at a higher temperature"
-        return [Result(name, "unknown", says, needs="the prompts' ids: under other prompts other weights may fit")]
+    if (faulty or won) and texts_differ(weighing, claiming):
+        says = "The rows were encoded from text, and look sampled at a higher temperature under all weights"
+        needs = "the ids that were fed and sampled: other weights may fit other ids"
+        return [Result(name, "unknown", says, needs=needs)]
     best = min(won, key=_misfit) if won else None
     base = _adapter_result(weighing, claiming, best, faulty)
     if base is not None and base.verdict == "fault":

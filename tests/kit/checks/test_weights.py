@@ -68,17 +68,24 @@ def test_clean_runs_with_enough_tokens_are_sound_and_stale_ones_are_not(cuts_tai
 
 
 @pytest.mark.parametrize(
-    ("temperature", "fed", "verdict"), [(1.0, False, "fault"), (1.4, False, "unknown"), (1.4, True, "fault")]
+    ("temperature", "of_text", "verdict"),
+    [
+        (1.0, {"fed": False}, "fault"),
+        (1.4, {"fed": False}, "unknown"),
+        (1.0, {"exact": False}, "fault"),
+        (1.4, {"exact": False}, "unknown"),
+        (1.4, {}, "fault"),
+    ],
 )
-def test_rows_that_look_hotter_after_prompts_encoded_from_text_are_blamed_on_no_weights(
-    temperature: float, fed: bool, verdict: str
+def test_rows_that_were_encoded_from_text_and_look_hotter_are_blamed_on_no_weights(
+    temperature: float, of_text: dict[str, bool], verdict: str
 ) -> None:
-    """The prompts that were fed may be others, which makes what was said less likely under all weights."""
+    """Other prompts than those that were fed, and text of tools, are less likely under all weights."""
     late = {10: 0, 20: 10, 30: 20}
     scores = run_of(
         WORLD, np.random.default_rng(1), late, own([10, 20, 30]), temperature=temperature, rollouts=60, length=100
     )
-    scores = replace(scores, samples=[replace(one, fed=fed) for one in scores.samples])
+    scores = replace(scores, samples=[replace(one, **of_text) for one in scores.samples])
     assert named(check_weights(scores, PLAIN), "stale_weights").verdict == verdict
 
 
