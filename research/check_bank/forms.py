@@ -97,19 +97,23 @@ def _rollout(one: dict[str, Any], decode: Callable[[Sequence[int]], str]) -> Rol
         drawn,
         validation=one["evaluation"],
         trained=one["trained"],
+        rendered=decode(begin),
+        is_cut=not decode(after).endswith(END),
     )
 
 
 def _in_form(name: str, one: Rollout) -> Rollout | None:
     """The rollout as a form has it; None if the form cannot express it."""
     text = one.text
+    if name == "squelch" and one.validation:  # its archive holds no validation
+        return None
     if name in ("areal", "skyrl"):  # they write the end token, so that a cut answer would get one
         if not text.endswith(END):
             return None
         text = text.removesuffix(END)
     if name == "verl":
         text = _bare(text)
-    if name in ("verifiers", "art"):
+    if name in ("verifiers", "art", "chat"):
         text = _bare(text.rpartition(ASSISTANT)[2])
     return replace(one, step=step_in(name, one.step), text=text)
 

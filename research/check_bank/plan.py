@@ -29,6 +29,7 @@ class Cell:
     Attributes:
         fault: what is planted in it (`trainer_worker.PLANTED`); empty for none.
         expects: the faults that `squelch check` names, in the forms that have what it needs.
+        also: faults that the planted one brings with it, where a form shows them.
         old: whether TRL 0.29.0 runs it (`complaint_worker.py`).
         weights: the forms that are scored under the checkpoints; each costs ten seconds.
     """
@@ -36,6 +37,7 @@ class Cell:
     name: str
     fault: str = ""
     expects: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     tools: bool = False
     lora: bool = False
     resumed: bool = False
@@ -53,29 +55,31 @@ class Cell:
 
 def _cells() -> list[Cell]:
     stale, lora = ("stale_weights", "recorded_versions"), {"lora": True, "rate": LORA_RATE}
+    sides, unsampled, other_ids = ("engine_against_trainer",), ("fed_tokens_learned",), ("logprobs_of_other_ids",)
+    failed = ("failures_as_rewards",)  # without its generation prompt, the policy says nothing now and then
     return [
         Cell("clean", weights=SOME),
         Cell("clean-tools", tools=True, weights=(*SOME, "turns", "verl")),
         Cell("clean-lora", weights=SOME, **lora),
         Cell("clean-resumed", resumed=True),
         Cell("clean-evaluated", evaluated=True),
-        Cell("stale-1", "stale-1", stale, weights=ALL),
-        Cell("stale-5", "stale-5", stale, weights=SOME),
-        Cell("stale-1-tools", "stale-1", stale, tools=True, weights=SOME),
-        Cell("stale-1-slow", "stale-1", stale, rate=SMALL_RATE, weights=SOME),
-        Cell("adapter", "adapter", ("adapter_not_applied",), weights=ALL, **lora),
-        Cell("temperature", "temperature", ("temperature",), weights=ALL),
-        Cell("precision", "precision", ("precision",), weights=SOME, claims={"dtype": "float32"}),
-        Cell("encoded-again", "encoded-again", weights=("columns",)),
-        Cell("drift", "drift", ("turns_encoded_anew", "engine_against_trainer"), tools=True),
+        Cell("stale-1", "stale-1", stale, sides, weights=ALL),
+        Cell("stale-5", "stale-5", stale, sides, weights=SOME),
+        Cell("stale-1-tools", "stale-1", stale, sides, tools=True, weights=SOME),
+        Cell("stale-1-slow", "stale-1", stale, sides, rate=SMALL_RATE, weights=SOME),
+        Cell("adapter", "adapter", ("adapter_not_applied",), sides, weights=ALL, **lora),
+        Cell("temperature", "temperature", ("temperature",), sides, weights=ALL),
+        Cell("precision", "precision", ("precision",), sides, weights=SOME, claims={"dtype": "float32"}),
+        Cell("encoded-again", "encoded-again", (*other_ids, *sides), weights=ALL),
+        Cell("drift", "drift", ("turns_encoded_anew", *sides, *other_ids), tools=True, weights=ALL[1:]),
         Cell("complaint", "drift", ("turns_encoded_anew",), tools=True, old=True),
         Cell("begin", "begin", ("prompt_start",), weights=("columns", "verifiers")),
-        Cell("template", "template", weights=("columns", "verifiers")),
-        Cell("no-reply", "no-reply", ("template_differs",), weights=("columns", "verifiers")),
+        Cell("template", "template", ("template_differs",), weights=("columns", "verifiers")),
+        Cell("no-reply", "no-reply", ("template_differs",), failed, weights=("columns", "verifiers")),
         Cell("tool-learned", "tool-learned", ("fed_tokens_learned",), tools=True),
         Cell("cut", "cut", ("group_sizes", "advantages")),
-        Cell("errors", "errors", ("failures_as_rewards",)),
-        Cell("silence", "silence", ("failures_as_rewards",)),
+        Cell("errors", "errors", failed, unsampled),
+        Cell("silence", "silence", failed, unsampled),
         Cell("one-seed", "one-seed", ("equal_completions",)),
         Cell("rule", "rule", ("advantages",), claims={"advantage": "grpo"}),
         Cell("rule-changes", "rule-changes", ("advantages",)),

@@ -34,7 +34,7 @@ from squelch.kit.process.terminal import say
 OLD = REPOSITORY / ".cache" / "trl-0.29.0"
 """Where TRL 0.29.0 is, for `complaint_worker.py`: pip install --no-deps --target .cache/trl-0.29.0 trl==0.29.0"""
 RESULTS = FOLDER / "check_bank.csv"
-COLUMNS = ("cell", "form", "rows", "expected", "verdict", "faults", "says")
+COLUMNS = ("cell", "form", "rows", "expected", "also", "verdict", "faults", "says")
 CLAIMS = {"temperature": "1", "top_p": "1", "top_k": "0", "min_p": "0", "group_size": "4", "max_staleness": "0"}
 """What the runs' settings say."""
 OF_IDS_ALONE, FEW_TOKENS = ("columns", "turns", "verl"), 2500
@@ -100,8 +100,8 @@ def _row(cell: Cell, form: str, found: CheckResult) -> Row:
     told = [by_name[name] for name in dict.fromkeys((*expected, *faults)) if name in by_name]
     words = [f"{one.name}: {one.says}{'; needs ' + one.needs if one.needs else ''}" for one in told]
     verdicts = [by_name[name].verdict if name in by_name else "none" for name in expected]
-    values = (str(found.rows), " ".join(expected), " ".join(verdicts), " ".join(faults), " | ".join(words))
-    return dict(zip(COLUMNS, (cell.name, form, *values), strict=True))
+    values = (" ".join(expected), " ".join(cell.also), " ".join(verdicts), " ".join(faults), " | ".join(words))
+    return dict(zip(COLUMNS, (cell.name, form, str(found.rows), *values), strict=True))
 
 
 def expected_in(cell: Cell, form: str) -> list[str]:
@@ -118,11 +118,11 @@ def outcome(row: Row) -> str:
     """`wrong` if a fault is said that is not there; `silent` where none is expected; `found` if one of those is said;
     `unknown` where a check says what it needs; else `missed`."""
     expected, faults = set(row["expected"].split()), set(row["faults"].split())
-    if faults - expected:
+    if faults - expected - set(row["also"].split()):
         return "wrong"
     if not expected:
         return "silent"
-    if faults:
+    if faults & expected:
         return "found"
     return "unknown" if "unknown" in row["verdict"].split() else "missed"
 
@@ -172,7 +172,7 @@ def _faults(found: Sequence[Row]) -> int:
 
 
 def _named(found: Sequence[Row], kind: str) -> list[str]:
-    return [f"{row['cell']} as {row['form']}" for row in found if outcome(row) == kind]
+    return list(dict.fromkeys(row["cell"] for row in found if outcome(row) == kind))
 
 
 def _forms(own: Sequence[Row], kind: str) -> str:

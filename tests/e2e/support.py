@@ -186,12 +186,14 @@ def summary(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "summary.json").read_text())
 
 
-def assert_sound(run_dir: Path, model: Path | None = None) -> None:
+def assert_sound(run_dir: Path, model: Path | None = None) -> dict[str, str]:
     """The run's files show no fault, also where its rows are scored under its checkpoints, and under the `model` that
-    it began with."""
+    it began with. Returns each check's verdict."""
     found = check(run_dir / "groups", base=model or run_dir, checkpoints=run_dir / "checkpoints", format="squelch")
     assert [(one.name, one.says) for one in found.faults] == []
-    assert found.rows and {one.name: one.verdict for one in found.results}["group_sizes"] == "sound"
+    verdicts = {one.name: one.verdict for one in found.results}
+    assert found.rows and verdicts["group_sizes"] == "sound"
+    return verdicts
 
 
 def steps(run_dir: Path) -> list[dict[str, Any]]:

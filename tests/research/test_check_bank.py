@@ -11,7 +11,7 @@ from squelch.kit.checks.catalogue import checks
 
 def test_every_cell_expects_faults_that_some_form_can_show() -> None:
     for cell in CELLS.values():
-        assert set(cell.expects) <= set(checks()) and (not cell.expects or cell.fault), cell.name
+        assert {*cell.expects, *cell.also} <= set(checks()) and (not cell.expects or cell.fault), cell.name
         forms = ("trl", "columns", "verl", "nemo_rl", "slime", "verifiers", "squelch")
         assert not cell.expects or any(expected_in(cell, form) for form in forms), cell.name
 
@@ -26,16 +26,19 @@ def test_a_fault_that_needs_weights_is_expected_where_the_checkpoints_are_given(
     ("expected", "verdict", "faults", "kind"),
     [
         ("a", "fault", "a", "found"),
+        ("a", "fault", "a c", "found"),
         ("", "", "", "silent"),
+        ("", "", "c", "silent"),
         ("a", "unknown", "", "unknown"),
         ("a", "sound", "", "missed"),
+        ("a", "sound", "c", "missed"),
         ("a b", "fault sound", "a", "found"),
         ("a", "fault", "a b", "wrong"),
         ("", "", "b", "wrong"),
     ],
 )
 def test_an_outcome_is_told_from_what_was_expected(expected, verdict, faults, kind) -> None:
-    row = {"expected": expected, "verdict": verdict, "faults": faults}
+    row = {"expected": expected, "also": "c", "verdict": verdict, "faults": faults}
     assert outcome(row) == kind and kind in KINDS
 
 

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -112,15 +113,34 @@ def advantages(found: Collected, claims: Claims) -> Result:
     says = f"The rule {rule or 'of no trainer'} gives the advantages of {share:.0%} of {len(told)} groups"
     weights_are_known = claims.reward_weights is not None or len(rewards) == 1
     is_open = not found.traits.rules_are_known or bool(partly) or not weights_are_known
-    if share < MOST and not claims.advantage and is_open:
+    since = _change(told, fitting, rule)
+    if share < MOST and not claims.advantage and is_open and since is None:
         needs = "--claim advantage=RULE, of a rule that this check knows, and --claim reward_weights=W,W,..."
         return Result(name, "unknown", says, len(wrong), len(told), needs=needs)
-    if not rule or (share < MOST and not claims.advantage):
+    steps = [one.group.step for one in wrong if one.group.step is not None]
+    if since is not None:
+        where = f"from step {since} on, and of none before" if min(steps) < since else f"before step {since} alone"
+        says = f"The rule {rule} gives the advantages of all groups {where}"
+    elif not rule or (share < MOST and not claims.advantage):
         says = f"No rule of {found.name} gives the advantages of {len(wrong)} of {len(told)} groups"
     shown = examples((one.group.where, _differs(one, weights, rule, ways[id(one)])) for one in wrong)
     size = Size.share(len(wrong), len(told), "groups")
-    steps = [one.group.step for one in wrong if one.group.step is not None]
     return Result(name, "fault", says, len(wrong), len(told), size, shown, step=min(steps, default=None))
+
+
+def _change(told: Sequence[_Known], fitting: Sequence[Set[str]], rule: str) -> int | None:
+    """The first step of those that the rule explains wholly, or not at all, after steps of the other kind; None if
+    there is another order, or a kind has one step, in which a running baseline has not begun, or too few groups."""
+    by_step: dict[int, set[bool]] = {}
+    for one, rules in zip(told, fitting, strict=True):
+        if one.group.step is not None:
+            by_step.setdefault(one.group.step, set()).add(rule in rules)
+    kinds = [(step, fits) for step, own in sorted(by_step.items()) for fits in sorted(own)]
+    changes = [step for (_, before), (step, fits) in pairwise(kinds) if fits != before]
+    fits = sum(rule in rules for rules in fitting)
+    if len(changes) != 1 or len(kinds) > len(by_step) or min(fits, len(told) - fits) < FEWEST:
+        return None
+    return changes[0] if min(Counter(fits for _, fits in kinds).values()) > 1 else None
 
 
 def _known(found: Collected, names: Sequence[str]) -> tuple[list[_Known], set[int | None], int]:

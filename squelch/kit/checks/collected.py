@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -42,8 +42,10 @@ MOST_LOGPROB = 0.02
 """A log-probability is at most 0; numbers of 16 bits may be above it by their rounding."""
 SPOKEN = ("reasoning_content", "thinking", "reasoning", "content", "tool_calls", "function_call")
 """Keys of a message under which something was said."""
-KEPT_TEXT = 400
-"""Characters of a text that are kept to look for the text of an error."""
+KEPT_TEXT, KEPT_IDS = 400, 100
+"""Characters of a text, or ids, that are kept to look for the text of an error."""
+Decode = Callable[[Sequence[int]], str]
+"""Gives the text of ids."""
 
 
 @dataclass(slots=True)
@@ -61,10 +63,9 @@ class Member:
     """Log-probability of the first completion, in nats; None where it is not recorded for each token."""
     tokens: int
     """Ids of the first completion; where there are none, characters."""
-    text: str
-    """Beginning of the completion's text; empty where only ids are known."""
+    text: str | None
+    """Beginning of the completion's text; None where only ids are known."""
     is_ids: bool
-    cut: bool
     failed: str | None
     rewards: dict[str, float | None]
     advantage: Any
@@ -149,9 +150,10 @@ def collect(
     prompts: bool = False,
     views: StepViews | None = None,
     weights: WeightRows | None = None,
+    decode: Decode | None = None,
 ) -> Collected:
     """Reads a file or folder once. `prompts`: whether prompts are kept; `views` and `weights` take the rows of training
-    too.
+    too; `decode`: for the texts of completions as ids.
 
     Raises:
         UserError: the file is damaged or of no known format.
@@ -167,7 +169,7 @@ def collect(
                 )
                 if views is not None and not is_evaluation:
                     views.add(read)
-                _take(found, read, is_evaluation, sampler, prompts, weights)
+                _take(found, read, is_evaluation, sampler, prompts, weights, decode)
             found.notes += [*reader.notes, *reader.notes_on_left_out()]
     found.sample = sampler.kept
     return found
@@ -213,6 +215,7 @@ def _take(
     sampler: _Sampler,
     prompts: bool,
     weights: WeightRows | None = None,
+    decode: Decode | None = None,
 ) -> None:
     row, where = read.row, name_of(read)
     is_first = not row.get("turn")
@@ -250,7 +253,9 @@ def _take(
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
     if learned is not None and not member.text:
-        member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), "")
+        member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), member.text)
+    if decode is not None and is_first and isinstance(ids := row.get("completion_ids"), list):
+        member.text = decode(ids[:KEPT_IDS])  # recorded texts may spell control tokens
     if _joins_as_first(found, read, row, member, prompt) and is_first and readable:
         sampler.offer(where, row, learned)
 
@@ -267,9 +272,8 @@ def _joins_as_first(found: Collected, read: Read, row: Row, member: Member, prom
     before = group.members.setdefault(rollout, member)
     is_begin = before is member or (before.prompt is None and member.prompt is not None)
     if before is not member:
-        shared = {"cut": before.cut or member.cut, "failed": before.failed or member.failed}
-        one = member if is_begin else before
-        group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, **shared)
+        one, failed = member if is_begin else before, before.failed or member.failed
+        group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, failed=failed)
     return is_begin
 
 
@@ -290,9 +294,8 @@ def _member(row: Row, where: str, prompt: bytes | None, task: bytes | None, log_
         _digest(ids) if is_ids else _digest(text),
         log_p,
         len(ids) if is_ids else len(text or ""),
-        (text or "")[:KEPT_TEXT],
+        None if text is None else text[:KEPT_TEXT],
         is_ids,
-        bool(row.get("truncated")),
         None if row.get("failed") is None else str(row["failed"]),
         _rewards(row),
         _advantage(row.get("advantage")),

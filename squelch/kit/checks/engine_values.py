@@ -1,5 +1,9 @@
 """Recorded log-probabilities against those of the checkpoint, and the engine's against the trainer's. Pure.
 
+Text that is decoded and encoded again gives other ids than those that were sampled, whose log-probabilities then stand
+beside them. Such values agree with the checkpoint up to some place, and differ by nats from there on; values of other
+weights, or of another precision, differ a little everywhere.
+
 Precision is judged only where the run says in which the engine computes. A disagreement of engine and trainer is a
 fault from `LARGEST_KL` on, well above what bfloat16 against float32 makes of healthy runs; the side that is nearer to
 the claimed checkpoint is right.
@@ -13,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from squelch.kit.checks.recorded import FEWEST_TOKENS, rounding, slope
-from squelch.kit.checks.result import Result, Size
+from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.checks.temperature import MARGIN
 from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing
 from squelch.kit.checks.weights_data import Sample
@@ -24,6 +28,13 @@ FLOAT32_ERROR = 2e-3
 LARGEST_KL = 0.01
 """Nats a token."""
 FALSE_RATE = 1e-4
+NEAR, FAR = 0.01, 1.0
+"""Nats a token, within which values agree, and above which they are another token's."""
+LEAST_NEAR, LEAST_FAR = 0.2, 0.05
+"""Shares of a step's tokens that agree, and of all such steps' that differ, from which on the values are those of other
+ids."""
+CERTAIN = -0.1
+"""Nats; tokens above it agree under most weights."""
 NO_VALUES = "log-probabilities of the sampled tokens, recorded by the engine"
 
 
@@ -58,6 +69,47 @@ def precision(weighing: Weighing, at_fault: bool) -> Result:
         return Result(name, "sound", f"{values}, as float32 does", 0, int(finite.sum()), size)
     says = f"{values}: the engine computes in a lower precision than float32, or in another way than the trainer"
     return Result(name, "fault", says, int(finite.sum()), int(finite.sum()), size)
+
+
+def logprobs_of_other_ids(weighing: Weighing) -> list[Result]:
+    """Whether recorded values are those of the rows' ids; none where no values are recorded."""
+    if weighing.recording_temperature is None:
+        return []
+    name, use = "logprobs_of_other_ids", [s for s, saved in enumerate(weighing.own_saved) if saved]
+    offs = [_off(weighing, s) for s in use]
+    by_step: dict[int | None, list[np.ndarray]] = {}
+    for s, off in zip(use, offs, strict=True):
+        by_step.setdefault(weighing.samples[s].step, []).append(off)
+    known = {step for step, own in by_step.items() if _are_near(np.concatenate(own))}  # weights of others are not saved
+    fitting = [(s, off) for s, off in zip(use, offs, strict=True) if weighing.samples[s].step in known]
+    every = np.concatenate([*(off for _, off in fitting), np.zeros(0)])
+    if len(every) < FEWEST_TOKENS:
+        says = "Too few uncertain tokens have the log-probability of a checkpoint at hand"
+        return [Result(name, "unknown", says, needs="the checkpoints that sampled the steps, and exact values")]
+    far = int((every > FAR).sum())
+    says = (
+        f"{far / len(every):.1%} of {len(every):,} uncertain tokens have another log-probability than the checkpoint's"
+    )
+    if far < LEAST_FAR * len(every):
+        return [Result(name, "sound", f"{says}, as healthy runs may", of=len(use))]
+    wrong = [(weighing.samples[s].row, count) for s, off in fitting if (count := int((off > FAR).sum()))]
+    shown = examples((row, f"{count} tokens with the log-probability of another") for row, count in wrong)
+    size = Size.share(far, len(every), "uncertain tokens")
+    return [Result(name, "fault", f"{says}, in steps that it sampled", len(wrong), len(use), size, shown)]
+
+
+def _are_near(off: np.ndarray) -> bool:
+    return len(off) > 0 and (off <= NEAR).mean() >= LEAST_NEAR
+
+
+def _off(weighing: Weighing, sample: int) -> np.ndarray:
+    """How far a sample's recorded values are, in nats, from those of the weights and temperature that most of them fit;
+    of the tokens that are not certain."""
+    recorded = weighing.engine([sample])
+    weights = range(len(weighing.candidates))
+    all_values = (weighing.values([sample], [c], each) for c in weights for each in weighing.scores.temperatures)
+    own = max(all_values, key=lambda values: int((np.abs(recorded - values) <= NEAR).sum()))
+    return np.abs(recorded - own)[np.isfinite(recorded) & (np.fmin(recorded, own) < CERTAIN)]
 
 
 def engine_against_trainer(weighing: Weighing) -> list[Result]:

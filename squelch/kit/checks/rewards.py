@@ -59,7 +59,7 @@ def failures_as_rewards(found: Collected, claims: Claims) -> Result:
     if not played:
         return Result(name, "unknown", "No completion with a reward can be read", needs="completions and rewards")
     nothing = [one for one in played if not one.tokens and (one.is_ids or found.traits.shows_ends)]
-    empty = [one for one in played if not one.text.strip() and not one.is_ids and not found.traits.shows_ends]
+    empty = [] if found.traits.shows_ends else list(filter(_is_empty, played))
     errors = _errors(played)
     certain = nothing + errors
     if empty and (_are_too_many(empty, played) or _fill_a_group(found.groups.values(), empty)):
@@ -67,13 +67,22 @@ def failures_as_rewards(found: Collected, claims: Claims) -> Result:
     if certain:
         says = f"{len(certain)} of {len(played)} rollouts say nothing, or the text of an error, and have a reward"
         return _fault(name, says, certain, [_what(one) for one in certain], len(played))
-    if empty:
-        says = f"{len(empty)} of {len(played)} completions are empty, as of a policy that ends at once"
-        return Result(name, "unknown", says, len(empty), len(played), needs="token ids, or why each rollout ended")
-    if not any(one.text or one.log_p is not None for one in played):  # an error's text has no log-probabilities
-        says = "No completion is without tokens; whether one is the text of an error is not known"
-        return Result(name, "unknown", says, of=len(played), needs="the texts of the completions")
+    if count := sum(not one.is_ids for one in empty):
+        says = f"{count} of {len(played)} completions are empty, as of a policy that ends at once"
+        return Result(name, "unknown", says, count, len(played), needs="token ids, or why each rollout ended")
+    if unread := sum(one.text is None and not one.log_p for one in played):  # an error's text has no log-probabilities
+        says = f"No completion is without tokens; whether {unread} are the text of an error is not known"
+        needs = "the texts of the completions, or --base DIR with the tokenizer of their ids"
+        return Result(name, "unknown", says, of=len(played), needs=needs)
     return Result(name, "sound", f"None of {len(played)} completions is empty or the text of an error", of=len(played))
+
+
+def _is_empty(one: Member) -> bool:
+    """Whether it says nothing, but that it ends: by its text, or by the only id. Where its log-probability is recorded
+    and is not that of a token that nobody sampled, 0, it tells a policy that ends at once more often."""
+    if one.text is None or one.text.strip():
+        return False
+    return not one.is_ids or (one.tokens == 1 and not math.log(EMPTY_SHARE) < (one.log_p or 0.0) < 0)
 
 
 def _errors(played: Sequence[Member]) -> list[Member]:
@@ -112,7 +121,7 @@ def _fill_a_group(groups: Iterable[Group], empty: Sequence[Member]) -> bool:
 
 def _what(one: Member) -> str:
     rewards = ", ".join(f"{name} {value:g}" for name, value in one.rewards.items() if value is not None)
-    return f"{one.text.strip()[:100] or 'nothing'} ({rewards or 'no reward'})"
+    return f"{(one.text or '').strip()[:100] or 'nothing'} ({rewards or 'no reward'})"
 
 
 def _fault(name: str, says: str, wrong: Sequence[Member], texts: Sequence[str], of: int) -> Result:

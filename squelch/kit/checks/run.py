@@ -123,10 +123,11 @@ def checked(
     made = claims_of(path, given_claims(claims))
     coder = coder_of(tokenizer_folder(base, checkpoints))
     weights = WeightRows(checkpoints, _with_weights(base), made, coder, most_tokens=tokens, seed=seed)
-    found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights)
+    decode = None if coder is None else coder.text
+    found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights, decode=decode)
     if not found.rows:
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
-    results.append(prompts_lost(found, made, data, None if coder is None else coder.text))
+    results.append(prompts_lost(found, made, data, decode))
     results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), (*found.notes, *weights.notes), found.rows, made)

@@ -10,6 +10,10 @@ Recorded values are either processed (of the distribution that was sampled, at i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from squelch.kit.checks.likelihood import HIGHEST, LOWEST, Peak, interval, peak
 from squelch.kit.checks.recorded import Slope, slope
 from squelch.kit.checks.result import Result, Size
@@ -31,7 +35,8 @@ def temperature(weighing: Weighing) -> Result:
     claimed, name = weighing.claims.temperature, "temperature"
     if (off := _recorded_elsewhere(weighing)) is not None:
         found, of = off
-        says = f"The engine recorded log-probabilities at temperature {found:.3g}, and neither at 1 nor at {claimed:g}"
+        others = "not at 1" if claimed == 1 else f"neither at 1 nor at {claimed:g}"
+        says = f"The engine recorded log-probabilities at temperature {found:.3g}, and {others}"
         return Result(name, "fault", says, size=Size(found, "temperature of the recorded values"), count=of, of=of)
     exact = [s for s, one in enumerate(weighing.samples) if one.exact]
     if not exact:
@@ -68,6 +73,21 @@ def temperature(weighing: Weighing) -> Result:
         says = f"The rows were sampled at {found_in_words}, which tells little about {claimed:g}"
         return Result(name, "unknown", says, size=size, needs=f"about {more:,.0f} tokens (--tokens){tail}")
     return Result(name, "sound", f"The rows were sampled at {found_in_words}, claimed are {claimed:g}", 0, num, size)
+
+
+def texts_differ(weighing: Weighing, of: Sequence[int]) -> bool:
+    """Whether samples that were encoded from text look much hotter than claimed under the checkpoint that fits each
+    step best: other prompts than those that were fed, and text of tools, make them look so, and weights that were not
+    saved hardly."""
+    claimed, steps = weighing.claims.temperature, dict[int | None, list[int]]()
+    for s in of:
+        if not (weighing.samples[s].exact and weighing.samples[s].fed):
+            steps.setdefault(weighing.samples[s].step, []).append(s)
+    if claimed is None or not steps:
+        return False
+    by_step = (weighing.curves[:, own].sum(axis=1) for own in steps.values())
+    best = [max(curves, key=lambda curve: peak(curve).value) for curves in by_step]
+    return interval(np.sum(best, axis=0), DROP)[0] > claimed * (1 + TELLS)
 
 
 def recording_mode(weighing: Weighing) -> Result:

@@ -6,7 +6,7 @@
 | `recorded_versions` | the same of the versions that the engine recorded |
 | `adapter_not_applied` | whether the rows of a LoRA run fit the base model; only where adapters are compared with it |
 | `temperature` … | `temperature.py` |
-| `precision`, `engine_against_trainer` | `engine_values.py` |
+| `precision`, `logprobs_of_other_ids`, `engine_against_trainer` | `engine_values.py` |
 
 By chance a healthy run is at fault in at most `FALSE_RATE` of all cases for `stale_weights`, in as many for
 `recorded_versions`, and in half as many for `adapter_not_applied`: the more comparisons, the more evidence each needs.
@@ -19,9 +19,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from squelch.kit.checks.engine_values import engine_against_trainer, precision, without_weights
+from squelch.kit.checks.engine_values import (
+    engine_against_trainer,
+    logprobs_of_other_ids,
+    precision,
+    without_weights,
+)
 from squelch.kit.checks.result import Result, Size, examples
-from squelch.kit.checks.temperature import recording_mode, temperature
+from squelch.kit.checks.temperature import recording_mode, temperature, texts_differ
 from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
 from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
 from squelch.kit.findings.view import Example
@@ -33,6 +38,7 @@ NAMES = (
     "temperature",
     "recording_mode",
     "precision",
+    "logprobs_of_other_ids",
     "engine_against_trainer",
 )
 """The results' names. Each is returned at most once: not where a run has nothing that it is about."""
@@ -96,14 +102,19 @@ def check_weights(
     kinds: list[list[int]] = [[], []]
     for s, sample in enumerate(weighing.samples):
         kinds[sample.recorded].append(s)
-    results: list[Result] = []
+    other_ids, results = logprobs_of_other_ids(weighing), list[Result]()
+    if any(one.verdict == "fault" for one in other_ids):
+        names = ["stale_weights"] * bool(kinds[False]) + ["recorded_versions"] * bool(kinds[True])
+        says, needs = "The rows hold other ids than those that were sampled", "the sampled ids"
+        results += [Result(name, "unknown", says, needs=needs) for name in (*names, "temperature", "precision")]
+        return results + other_ids + engine_against_trainer(weighing)
     if kinds[False]:
         results += _of_claims(weighing, kinds[False], "stale_weights", "the run's numbering of checkpoints")
     if kinds[True]:
         results += _of_claims(weighing, kinds[True], "recorded_versions", "the recorded versions")
     at_fault = any(one.verdict == "fault" for one in results)
     results += [temperature(weighing), recording_mode(weighing), precision(weighing, at_fault)]
-    return results + engine_against_trainer(weighing)
+    return results + other_ids + engine_against_trainer(weighing)
 
 
 def step_sets(weighing: Weighing, of: Sequence[int]) -> list[StepSet]:
@@ -160,6 +171,10 @@ def _of_claims(weighing: Weighing, of: Sequence[int], name: str, source: str) ->
     lags = _lags(weighing, claiming)
     faulty = [one for one in steps if one.is_fault]
     won = [one for one in lags if one.winner == "other"]
+    if (faulty or won) and texts_differ(weighing, claiming):
+        says = "The rows were encoded from text, and look sampled at a higher temperature under all weights"
+        needs = "the ids that were fed and sampled: other weights may fit other ids"
+        return [Result(name, "unknown", says, needs=needs)]
     best = min(won, key=_misfit) if won else None
     base = _adapter_result(weighing, claiming, best, faulty)
     if base is not None and base.verdict == "fault":

@@ -48,6 +48,14 @@ class Rollout:
     validation: bool = False
     trained: list[float] | None = None
     """The trainer's own log-probabilities; None: near the engine's, and low for fed ids."""
+    is_cut: bool = False
+    """Whether the token limit ended it."""
+    rendered: str = ""
+    """The prompt as the policy read it; empty: made from `prompt`."""
+
+    @property
+    def shown(self) -> str:
+        return self.rendered or f"<|user|>{self.prompt}<|assistant|>"
 
     @property
     def after(self) -> list[int]:
@@ -157,7 +165,7 @@ def _nemo(place: int, one: Rollout) -> dict[str, Any]:
     near = [value - 0.003 if own else -4.0 for value, own in zip(one.drawn, one.sampled, strict=True)]
     trained = near if one.trained is None else one.trained
     return {
-        "content": [[f"<|user|>{one.prompt}<|assistant|>", one.text]],
+        "content": [[one.shown, one.text]],
         "rewards": [one.reward],
         "input_lengths": [len(ids)],
         "token_ids": [[*ids, 0, 0]],
@@ -171,7 +179,7 @@ def _nemo(place: int, one: Rollout) -> dict[str, Any]:
 
 
 def _nemo_validation(place: int, one: Rollout) -> dict[str, Any]:
-    user = {"role": "user", "content": f"<|user|>{one.prompt}<|assistant|>"}
+    user = {"role": "user", "content": one.shown}
     return {"content": [[user, {"role": "assistant", "content": one.text}]], "rewards": [one.reward], "idx": place}
 
 
@@ -186,7 +194,7 @@ def areal(folder: Path, rollouts: list[Rollout]) -> Path:
                 "head_version": one.step,
                 "tail_version": one.step,
                 "reward": one.reward,
-                "prompt": f"<|user|>{one.prompt}<|assistant|>",
+                "prompt": one.shown,
                 "completion": one.text and one.text + "<|end|>",
             }
             for one in own
@@ -207,7 +215,7 @@ def _slime(place: int, one: Rollout) -> dict[str, Any]:
     return {
         "group_index": int(one.group[1:]),
         "index": 100 * one.step + place,
-        "prompt": f"<|user|>{one.prompt}<|assistant|>",
+        "prompt": one.shown,
         "tokens": [*one.prompt_ids, *one.after],
         "response": one.text,
         "response_length": len(one.after),
@@ -217,7 +225,7 @@ def _slime(place: int, one: Rollout) -> dict[str, Any]:
         "weight_versions": [str(one.step)],
         "rollout_log_probs": one.drawn,
         "remove_sample": False,
-        "status": "aborted" if one.failed else "completed",
+        "status": "aborted" if one.failed else "truncated" if one.is_cut else "completed",
         "metadata": {},
         "rollout_id": one.step,
     }
@@ -227,7 +235,7 @@ def skyrl(folder: Path, rollouts: list[Rollout]) -> Path:
     place = folder / "dumped_evals" / "global_step_1_evals"
     rows = [
         {
-            "input_prompt": f"<|user|>{one.prompt}<|assistant|>",
+            "input_prompt": one.shown,
             "output_response": one.text and one.text + "<|end|>",
             "score": one.reward,
             "stop_reason": "stop",

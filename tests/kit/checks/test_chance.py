@@ -36,8 +36,8 @@ def collected(groups: list[list[Member]], name: str = "slime") -> Collected:
 def member(said: bytes, log_p: float | None = -20.0, **more: object) -> Member:
     fields = {"reward": 0.0, "advantage": None, "text": "x", "tokens": 20, "is_ids": True, "prompt": b"p"} | more
     rewards: dict[str, float | None] = {"reward": fields.pop("reward")}  # type: ignore[dict-item]
-    return Member("row", b"p", b"p", said, log_p, 20, str(fields["text"]), bool(fields["is_ids"]), False, None, rewards,
-                  fields["advantage"])  # fmt: skip
+    return Member("row", b"p", b"p", said, log_p, int(fields["tokens"]), str(fields["text"]), bool(fields["is_ids"]),
+                  None, rewards, fields["advantage"])  # fmt: skip
 
 
 def drawn(rng: np.random.Generator, policy: np.ndarray) -> list[list[Member]]:
@@ -113,6 +113,13 @@ def test_empty_texts_that_fill_a_group_are_a_fault_where_chance_fills_none() -> 
         found = [[member(b"x", None, text="x", is_ids=False) for _ in range(size)] for _ in range(groups)]
         found[7] = [member(b"", None, text="", is_ids=False) for _ in range(size)]
         assert failures_as_rewards(collected(found, "verl"), SOUND).verdict == verdict, (size, groups)
+
+
+def test_an_end_token_alone_is_an_empty_text_unless_its_recorded_probability_is_that_of_a_policy_that_ends_at_once():
+    for log_p, verdict in ((None, "fault"), (0.0, "fault"), (-9.0, "fault"), (-1.0, "sound")):
+        found = [[member(b"x") for _ in range(4)] for _ in range(36)]
+        found[7] = [member(b"", log_p, text="", tokens=1) for _ in range(4)]
+        assert failures_as_rewards(collected(found), SOUND).verdict == verdict, log_p
 
 
 def test_rollouts_cancelled_at_random_are_hardly_ever_taken_for_groups_cut_at_steps_ends() -> None:

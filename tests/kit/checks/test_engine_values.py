@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.kit.checks.engine_values import engine_against_trainer, precision
+from squelch.kit.checks.engine_values import engine_against_trainer, logprobs_of_other_ids, precision
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weighing import Weighing
+from squelch.kit.checks.weights import check_weights
 from squelch.kit.checks.weights_data import Scores, WeightClaims
 from tests.kit.checks.categorical import World, language_like, log_softmax, run_of, trained
 
@@ -85,6 +86,45 @@ def test_steps_whose_weights_were_not_saved_blur_the_precision_of_the_others_no_
     assert weighing.recording_temperature == 1
     found = precision(weighing, False)
     assert found.verdict == "sound" and found.size is not None and found.size.value < 1e-4
+
+
+@pytest.mark.parametrize("error", [1e-6, 1e-2])
+def test_values_beside_ids_that_were_encoded_again_are_found_and_blamed_on_no_weights(error: float) -> None:
+    """From some place on a value is that of the token before."""
+    scores = run_of(WORLD, np.random.default_rng(0), {1: 1, 2: 2}, engine=error)
+    samples = list(scores.samples)
+    for place, one in enumerate(samples[:-20]):
+        assert one.engine is not None
+        begin = 20 + place % 30
+        samples[place] = replace(one, engine=np.concatenate([one.engine[:begin], np.roll(one.engine[begin:], 1)]))
+    found = check_weights(replace(scores, samples=samples), WeightClaims(1.0, False, "float32"))
+    assert {one.name: one.verdict for one in found} == {
+        **dict.fromkeys(("stale_weights", "temperature", "precision"), "unknown"),
+        "logprobs_of_other_ids": "fault",
+    }
+    assert 35 <= (found[-1].count or 0) <= 40 and found[-1].examples
+
+
+@pytest.mark.parametrize(
+    ("sampled_by", "error", "recorded_at", "verdict"),
+    [
+        (1, 1e-6, 1.0, "sound"),
+        (1, 0.03, 1.0, "sound"),
+        (1, 0.3, 1.0, "unknown"),
+        (1, 1e-6, 0.7, "unknown"),
+        (2, 1e-6, 1.0, "sound"),
+        (trained(TABLES[1], 0.3, 7), 1e-6, 1.0, "unknown"),
+        (trained(TABLES[1], 1.5, 7), 1e-6, 1.0, "unknown"),
+    ],
+)
+def test_values_of_other_weights_temperatures_and_precisions_are_no_other_ids(
+    sampled_by: int | np.ndarray, error: float, recorded_at: float, verdict: str
+) -> None:
+    scores = run_of(
+        WORLD, np.random.default_rng(0), {1: sampled_by}, {1: (1, 1)}, engine=error, recorded_at=recorded_at
+    )
+    (found,) = logprobs_of_other_ids(Weighing(scores, WeightClaims(1.0, False)))
+    assert found.verdict == verdict, found.says
 
 
 def test_values_that_are_stored_coarsely_say_nothing_about_the_engine() -> None:

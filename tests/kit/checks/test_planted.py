@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CHECKS, CheckResult, check
 from tests.kit.checks.bank import END, WRITERS, Rollout, by_group, by_step, run, verifiers, with_advantages
 
 Plant = Callable[[list[Rollout]], None]
+LIVE = Path(__file__).with_name("live")
 WITH_TEMPERATURE = ["temperature=1", "top_p=1"]
 
 
@@ -133,6 +135,31 @@ def test_a_planted_fault_is_found_in_every_form_and_named(fault, name, tmp_path)
     assert [one.name for one in found.faults] == [expected], [one.says for one in found.faults]
     (one,) = found.faults
     assert one.count and one.of and one.examples and one.size is not None and name in checks()[expected].formats
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "squelch", "art"])
+def test_errors_as_answers_are_found_in_ids_alone_where_their_tokenizer_is_at_hand(name, tmp_path) -> None:
+    rollouts, tokenizer = run(steps=6), Tokenizer.from_file(str(LIVE / "tokenizer" / "tokenizer.json"))
+    errors(rollouts)
+    for one in rollouts:
+        one.prompt_ids = tokenizer.encode(f"<|begin|><|user|>{one.prompt}<|assistant|>", add_special_tokens=False).ids
+        ids = tokenizer.encode(f"{one.text}<|end|>", add_special_tokens=False).ids
+        one.parts, one.drawn = [(ids, True)], [0.0 if one.text.startswith("Error") else -1.5] * len(ids)
+    path = WRITERS[name](tmp_path, rollouts)
+    assert verdicts(check(path))["failures_as_rewards"] == "unknown"
+    (one,) = check(path, base=LIVE / "tokenizer").faults
+    assert (one.name, one.count) == ("failures_as_rewards", 4) and "timed out" in one.examples[0].text
+
+
+@pytest.mark.parametrize("name", ["trl", "verifiers", "nemo_rl"])
+def test_a_rule_that_changes_at_a_step_is_found_there_whatever_the_new_one_is(name, tmp_path) -> None:
+    rollouts = run(steps=6)
+    for own in by_step(rollouts).values():
+        mean = np.mean([one.reward for one in own])
+        for one in own:
+            one.advantage = one.reward - float(mean) if one.step >= 4 else one.advantage
+    (one,) = checked(name, tmp_path, rollouts).faults
+    assert (one.name, one.step) == ("advantages", 4) and "step 4" in one.says
 
 
 def test_every_pair_of_check_and_format_that_needs_no_more_than_the_files_is_planted() -> None:

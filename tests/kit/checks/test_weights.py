@@ -1,6 +1,7 @@
 """Clean runs are sound or open, and weights that other steps left are found and named, from ids and recorded values."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -64,6 +65,28 @@ def test_clean_runs_with_enough_tokens_are_sound_and_stale_ones_are_not(cuts_tai
     assert (found.verdict, found.count, found.of, found.step) == ("fault", 3, 3, 10)
     assert "the weights of 10 updates before" in found.says
     assert "not excluded: checkpoint-0;" in found.examples[0].text
+
+
+@pytest.mark.parametrize(
+    ("temperature", "of_text", "verdict"),
+    [
+        (1.0, {"fed": False}, "fault"),
+        (1.4, {"fed": False}, "unknown"),
+        (1.0, {"exact": False}, "fault"),
+        (1.4, {"exact": False}, "unknown"),
+        (1.4, {}, "fault"),
+    ],
+)
+def test_rows_that_were_encoded_from_text_and_look_hotter_are_blamed_on_no_weights(
+    temperature: float, of_text: dict[str, bool], verdict: str
+) -> None:
+    """Other prompts than those that were fed, and text of tools, are less likely under all weights."""
+    late = {10: 0, 20: 10, 30: 20}
+    scores = run_of(
+        WORLD, np.random.default_rng(1), late, own([10, 20, 30]), temperature=temperature, rollouts=60, length=100
+    )
+    scores = replace(scores, samples=[replace(one, **of_text) for one in scores.samples])
+    assert named(check_weights(scores, PLAIN), "stale_weights").verdict == verdict
 
 
 def test_enough_tokens_are_those_that_the_check_asks_for() -> None:

@@ -75,7 +75,7 @@ def test_files_of_a_clean_run_are_sound(trained: tuple[str, Path], tmp_path: Pat
     found = verdicts(files(tmp_path, trained), trained, dtype="float32")
     assert "fault" not in found.values()
     assert found[name_of_weights(trained[0])] == "sound"
-    assert found["precision"] == "sound"
+    assert found["precision"] == found["logprobs_of_other_ids"] == "sound"
     assert ("engine_against_trainer" in found) == (trained[0] == "nemo_rl")
 
 
@@ -256,7 +256,7 @@ def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() ->
     found = check(run / "run/groups", checkpoints=run / "run/checkpoints", base=run / "policy")
     results = {one.name: one for one in found.results if one.name in NAMES}
     verdicts = {name: one.verdict for name, one in results.items()}
-    sound = {name: "sound" for name in ("stale_weights", "recording_mode", "precision")}
+    sound = dict.fromkeys(("stale_weights", "recording_mode", "precision", "logprobs_of_other_ids"), "sound")
     assert verdicts == sound | {"temperature": "unknown"}
     assert results["precision"].size is not None
     assert results["precision"].size.value < 1e-6

@@ -33,7 +33,7 @@ def collected(name: str, sizes: list[int]) -> Collected:
     found = Collected(Path("x"), FORMATS[name], of_groups=True)
     for number, size in enumerate(sizes):
         prompt = digest(number)
-        one = Member("row", prompt, prompt, b"", None, 1, "x", False, False, None, {"right": 1.0}, None)
+        one = Member("row", prompt, prompt, b"", None, 1, "x", False, None, {"right": 1.0}, None)
         found.groups[prompt] = Group(1, f"group {number}", {str(n).encode(): one for n in range(size)})
     return found
 
