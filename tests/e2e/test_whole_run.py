@@ -4,12 +4,18 @@ That it repeats from its seed is shown in `test_stop_and_resume`, to the bit."""
 
 import json
 import math
+import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from squelch.cluster.cli import main
 from squelch.cluster.fleet import local_ray
@@ -21,6 +27,20 @@ from tests.exposure import exposed, writable_by_others
 from tests.prometheus import dashboard_queries, need_prometheus
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
+VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+ids = json.loads(sys.argv[2])
+engine = LLM(sys.argv[1], max_model_len=256, enforce_eager=True, kv_cache_memory_bytes=2**26)
+(found,) = engine.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0))
+print(json.dumps([one[token].logprob for token, one in zip(ids[1:], found.prompt_logprobs[1:])]))
+"""
+"""A user's own program, which knows nothing of Squelch."""
+ONE_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 def test_the_run_ends_well_and_leaves_no_process(whole: Finished) -> None:
@@ -158,3 +178,22 @@ def test_eval_plays_the_fixed_tasks_with_a_checkpoint(whole: Finished) -> None:
     assert effect["tasks"] + sum(effect["left_out"].values()) == 16 and "failed" not in effect["left_out"]
     assert effect["tasks"] > 4 and effect["change"]["low"] <= effect["change"]["value"] <= effect["change"]["high"]
     assert json.loads((whole.folder / "interventions" / f"step-{STEPS:06d}.json").read_text()) == found
+
+
+def test_plain_vllm_loads_an_export_and_scores_as_transformers_does(whole: Finished, tmp_path: Path) -> None:
+    target = tmp_path / "policy"
+    assert main(["export", str(whole.folder), str(target), "--checkpoint", "last", "--dtype", "bfloat16"]) == 0
+    ids = read_groups(whole.folder).column("token_ids")[0].as_py()[:64]
+    done = subprocess.run(
+        [sys.executable, "-c", VLLM, str(target), json.dumps(ids)],
+        env=os.environ | ONE_PROCESS, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    with torch.no_grad():
+        log_probs = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+    theirs = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), theirs, atol=0.2)
+    after, card = summary(whole.folder)["success"]["after"], (target / "README.md").read_text()
+    assert f"- step {STEPS}: {after['success']:.3f}, 95% [{after['low']:.3f}, {after['high']:.3f}]" in card

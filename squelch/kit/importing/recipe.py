@@ -140,6 +140,8 @@ def imported(source: Source, given: Mapping[str, Any] | None = None) -> Imported
             _take(made, row, special)
     for key, value in source.values.items():
         _rest(made, key, value)
+    if source.more:
+        made.unknown.append(("other keys", f"{source.more}; what is left out has no known value"))
     _finish(made, special)
     for setting, value in (given or {}).items():
         made.take(Taken("as given", value, setting, value, "", False))
@@ -152,14 +154,14 @@ def _look(source: Source, key: str) -> tuple[Any, bool]:
     for name in (key, *(named.names if named else ())):
         if name in source.values:
             return source.values[name], False
-    return (None if named is None or source.complete else named.default_value), True
+    return (None if named is None or source.complete or source.more else named.default_value), True
 
 
 def _take(made: Imported, row: Row, special: dict[str, Any]) -> None:
     value, default = (row.default_value, False) if row.key == ALWAYS else _look(made.source, row.key)
     if not row.here or (default and row.here.startswith(LEFT_OUT)):
         return
-    if value is None and default and "null=" not in row.value:
+    if value is None and default and (made.source.more or "null=" not in row.value):
         return
     found = converted(row, value, lambda key: _look(made.source, key)[0])
     if isinstance(found, Nothing):

@@ -9,7 +9,8 @@
 
 A script is read as text. Of a shell script the words of the trainer's command are taken, with variables and arrays that
 are assigned once, outside of any block, from text that names none but such ones. Of a Python script the arguments of
-`GRPOConfig` and `GRPOTrainer` are taken that are literals, or names of such. Everything else is unknown.
+`GRPOConfig`, `GRPOTrainer` and `LoraConfig` are taken that are literals, or names of such. Everything else is unknown;
+so are keys that are not there, if the command has more words, or the call more arguments, than can be read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,40 @@ from squelch.kit.untrusted.files import is_folder, read_bytes, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, parse_yaml
 
 VERL, TRL, PRIME_RL, OPENRLHF = "verl", "TRL", "prime-rl", "OpenRLHF"
-COMMANDS = {"openrlhf.cli.train_ppo_ray": OPENRLHF, "verl.trainer.main_ppo": VERL}
-"""The trainer of a module that a command runs."""
+COMMANDS = {"train_ppo_ray": OPENRLHF, "main_ppo": VERL, "main_dapo": VERL}
+"""The trainer of a module or file that a command runs, by its last name."""
+PEFT = {"r": 8, "lora_alpha": 8}
+"""Defaults of the package PEFT's `LoraConfig`."""
 MOST_RESOLVED = 32
 """References of a value that lead to one another."""
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([^${},:]+)(?:,([^${}]*))?\}")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _WORD = re.compile(r"""(?:\$\([^()]*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
+_OPERATOR = re.compile(r"[;|&]+|[&\d]?[<>].*", re.DOTALL)
+"""A word that ends a command, or says where its output goes."""
+_CHANGED = re.compile(r"\b(?:for|read)\s+(\w+)|(?:^|[;&|)]|\b(?:then|else|do)\b)\s*([A-Za-z_]\w*)\+?=")
+"""The variables that a command sets which is no plain assignment."""
 _ASSIGNED = re.compile(r"^(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Source:
     """What a configuration says. `complete`: whether every key of the trainer is in it, so that one that is not there
-    has no default."""
+    has no default. `more`: why there may be keys that nobody knows; empty if there are none."""
 
     trainer: str
     where: str
     values: Mapping[str, Any]
     complete: bool
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Words(Unknown):
+    """Words of a command, any number, that a script computes."""
+
+
+ARGUMENTS = Unknown("arguments of the script")
 
 
 def read(path: Path) -> Source:
@@ -66,7 +83,7 @@ def read(path: Path) -> Source:
     if path.suffix in (".yaml", ".yml"):
         return _yaml(path)
     if path.suffix == ".py":
-        return Source(TRL, str(path), _of_python(text, str(path)), False)
+        return _of_python(text, str(path))
     return _of_shell(text, str(path))
 
 
@@ -107,15 +124,26 @@ def _of_shell(text: str, where: str) -> Source:
     for _, line in lines:
         words = _words(line, names)
         for place, word in enumerate(words):
-            module = next((name for name in COMMANDS if isinstance(word, str) and word.endswith(name)), None)
-            if module is not None:
-                trainer, rest = COMMANDS[module], words[place + 1 :]
-                return Source(trainer, where, (_flags if trainer == OPENRLHF else _overrides)(rest), False)
+            trainer = COMMANDS.get(_module(word)) if isinstance(word, str) else None
+            if trainer is not None:
+                rest = [one for one in takewhile(_is_argument, words[place + 1 :]) if one != ARGUMENTS]
+                parse, unread = (_flags, Words) if trainer == OPENRLHF else (_overrides, Unknown)
+                more = next((one.why for one in rest if isinstance(one, unread)), "")
+                return Source(trainer, where, parse(rest), False, more)
     raise UserError(
         f"{where}: no command of a trainer that can be imported: it runs none of {', '.join(COMMANDS)}. Of verl give "
         "what `--cfg job --resolve` prints or the folder .hydra, of prime-rl the TOML, of TRL the script, or call "
         "squelch.trl.recipe(trainer, FILE) in it (docs/guide/coming-from.md)"
     )
+
+
+def _module(word: str) -> str:
+    """The last name of a module, or of a file of Python; empty for an assignment."""
+    return "" if "=" in word else re.split(r"[./]", word.removesuffix(".py"))[-1]
+
+
+def _is_argument(word: Any) -> bool:
+    return not isinstance(word, str) or not _OPERATOR.fullmatch(word)
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
@@ -172,47 +200,60 @@ def _assigned(lines: Sequence[tuple[int, str]]) -> dict[str, Any]:
     for depth, line in lines:
         match = _ASSIGNED.match(line)
         if match is None or (" " in match[2] and not match[2].startswith(("(", '"', "'"))):
-            times.update({name: 2 for name in re.findall(r"\b(?:for|read)\s+(\w+)", line)})
+            times.update({name: 2 for names in _CHANGED.findall(line) for name in names if name})
         else:
             assigned.append((match[1], match[2].strip()))
             times[match[1]] += 1 + (depth > 0)
     found: dict[str, Any] = {name: Unknown(f"a script computes {name}") for name, count in times.items() if count > 1}
     for name, value in assigned:
         if times[name] == 1:
-            words = _words(value[1:].removesuffix(")") if value.startswith("(") else value, found)
+            words = (
+                _words(value[1:].removesuffix(")"), found)
+                if value.startswith("(")
+                else _words(value, found, whole=True)
+            )
             one = words[0] if len(words) == 1 else Unknown(f"a script computes {name}") if words else ""
             found[name] = words if value.startswith("(") else one
     return found
 
 
-def _words(line: str, names: Mapping[str, Any]) -> list[Any]:
-    """The words of a command; those that a script computes are `Unknown`."""
+def _words(line: str, names: Mapping[str, Any], *, whole: bool = False) -> list[Any]:
+    """The words of a command; those that a script computes are `Unknown`. `whole`: the values of variables are not
+    split into words, as on the right of an assignment."""
     found: list[Any] = []
     try:
         words = _quoted_words(line)
     except ValueError:
         return found
-    for word, literal in words:
+    for word, quote in words:
+        literal = quote == "'"
         array = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)
-        if array and isinstance(names.get(array[1]), list):
-            found += names[array[1]]
-        elif array or (not literal and re.search(r"\$\(|`|\$\(\(", word)):
+        if array:
+            own = names.get(array[1])
+            found += own if isinstance(own, list) else [Words(f"a script computes {word}")]
+        elif not literal and re.search(r"\$\(|`|\$\(\(", word):
             found.append(_computed(word))
         else:
-            found.append(word if literal else _substituted(word, names))
+            made = word if literal else _substituted(word, names)
+            splits = isinstance(made, str) and made != word and not quote and not whole
+            found += made.split() if splits else [made]
     return found
 
 
-def _quoted_words(line: str) -> list[tuple[str, bool]]:
-    """(word, whether it is in single quotes, where nothing is replaced)."""
-    raw = _WORD.findall(line)
-    return [("".join(shlex.split(word)), word[:1] == "'" == word[-1:]) for word in raw]
+def _quoted_words(line: str) -> list[tuple[str, str]]:
+    """(word, its quote): in single quotes nothing is replaced, without any a variable's value is split into words."""
+    return [("".join(shlex.split(word)), _quote(word)) for word in _WORD.findall(line)]
+
+
+def _quote(word: str) -> str:
+    """What quotes it: one that stands within a word counts for all of it, where it is double."""
+    return "'" if word[:1] == "'" == word[-1:] else '"' * ('"' in word)
 
 
 def _substituted(word: str, names: Mapping[str, Any]) -> Any:
     """The word with its variables; `Unknown` where one is none that is known, and keeps the part before `=`."""
     if word in ("$@", "$*", "${@}"):
-        return Unknown("arguments of the script")
+        return ARGUMENTS
     key, equals, _ = word.partition("=")
     unknown = None
 
@@ -255,8 +296,9 @@ def _flags(words: Sequence[Any]) -> dict[str, Any]:
             close()
             name, equals, value = flag[2:].partition("=")
             values = [word[1]] if isinstance(word, tuple) else [value] if equals else []
-        elif isinstance(word, str) and word in (";", "&&", "||", "|", "&", "2>&1", ">"):
-            break
+        elif isinstance(word, Words):
+            close()
+            name, values = "", []
         else:
             values.append(word)
     close()
@@ -278,7 +320,7 @@ def _overrides(words: Sequence[Any]) -> dict[str, Any]:
 # -- Python ------------------------------------------------------------------------------------------------------------
 
 
-def _of_python(text: str, where: str) -> dict[str, Any]:
+def _of_python(text: str, where: str) -> Source:
     """The keywords of `GRPOConfig(...)`, and of `GRPOTrainer(...)` those that the table has."""
     try:
         tree = ast.parse(text)
@@ -296,9 +338,26 @@ def _of_python(text: str, where: str) -> dict[str, Any]:
     for call in calls["GRPOTrainer"][:1]:
         own = _keywords(call, names)
         found |= {key: value for key, value in own.items() if key in known}
+        found |= _adapters(own.get("peft_config"), _calls(tree, "LoraConfig"), names)
         if call.args and "model" not in found:
             found["model"] = _value(call.args[0], names)
-    return found
+    more = "a mapping of arguments" if _has_mapping([*calls["GRPOConfig"], *calls["GRPOTrainer"][:1]]) else ""
+    return Source(TRL, where, found, False, more)
+
+
+def _adapters(given: Any, calls: Sequence[ast.Call], names: Mapping[str, Any]) -> dict[str, Any]:
+    """The adapters that the trainer is given, of the one call `LoraConfig(...)` of the script."""
+    if given is None:
+        return {}
+    if len(calls) != 1:
+        return {"peft_config.r": Unknown(f"the script has {len(calls)} calls LoraConfig(...)")}
+    unread = Unknown("a mapping of arguments") if _has_mapping(calls) else None
+    own = _keywords(calls[0], names)
+    return {f"peft_config.{key}": own.get(key, unread or default) for key, default in PEFT.items()}
+
+
+def _has_mapping(calls: Sequence[ast.Call]) -> bool:
+    return any(one.arg is None for call in calls for one in call.keywords)
 
 
 def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
@@ -325,10 +384,7 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def _keywords(call: ast.Call, names: Mapping[str, Any]) -> dict[str, Any]:
-    found = {one.arg: _value(one.value, names) for one in call.keywords if one.arg is not None}
-    if any(one.arg is None for one in call.keywords):
-        found["**"] = Unknown("a mapping of arguments")
-    return found
+    return {one.arg: _value(one.value, names) for one in call.keywords if one.arg is not None}
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -9,7 +9,8 @@
 | `positive`, `any` | the value, or true, if it is greater than 0, or true; else nothing |
 | `divide KEY ...`, `of KEY ...` | value / product of the keys, product / value: whole numbers, else unknown |
 | `times KEY ...`, `plus KEY`, `minus N`, `whole` | the product, the sum, the difference, rounded to a whole number |
-| `pair KEY`, `item N`, `list`, `pick NAME ...` | both in a list; an entry of a list; a list of it; those entries |
+| `pair KEY`, `item N`, `last` | both in a list; an entry of a list; the last one, or the value if it is none |
+| `list`, `pick NAME ...`, `count` | a list of it; those entries; how many it has |
 | `give VALUE` | that, if there is any value |
 | `name` | the text as a run's name |
 | `unknown REASON` | unknown |
@@ -201,6 +202,8 @@ CLAUSES: Mapping[str, Callable[[Any, str, Look], Any]] = {
     "whole": lambda value, text, look: max(1, round(value)),
     "pair": _pair,
     "item": _item,
+    "last": lambda value, text, look: value[-1] if isinstance(value, list) and value else value,
+    "count": lambda value, text, look: len(value) if isinstance(value, list) else Unknown(f"{value!r} is no list"),
     "list": _list,
     "pick": _pick,
     "give": lambda value, text, look: scalar(text),

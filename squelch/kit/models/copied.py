@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from squelch.kit.base.disk import partial_path, put_in_place
 from squelch.kit.models.model_folder import INDEX, read_config, weight_files
+from squelch.kit.models.written import save_tensors
 
 
 def copy_model(source: Path, target: Path, dtype: str | None, beside: Mapping[str, str]) -> None:
@@ -30,7 +31,7 @@ def copy_model(source: Path, target: Path, dtype: str | None, beside: Mapping[st
             kind: torch.dtype = getattr(torch, dtype)
             read = load_file(path).items()
             tensors = {name: one.to(kind) if one.is_floating_point() else one for name, one in read}
-            save_file(tensors, aside / path.name, metadata={"format": "pt"})
+            save_tensors(tensors, aside / path.name)
             size += sum(one.nbytes for one in tensors.values())
         elif path.is_file():
             shutil.copyfile(path, aside / path.name)

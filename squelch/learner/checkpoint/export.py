@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
 from squelch.kit.models.conversion import published as as_published
 from squelch.kit.models.model_folder import INDEX
+from squelch.kit.models.written import save_tensors
 from squelch.kit.pictures.geometry import PREPROCESSOR
 from squelch.kit.text.chat_template import reads_as_written
 from squelch.kit.text.stamp import STAMP_FILE
@@ -116,7 +116,7 @@ class _Files:
     def _write(self) -> None:
         try:
             if self.open:
-                save_file(self.open, self.path / self.current, metadata={"format": "pt"})
+                save_tensors(self.open, self.path / self.current)
         except WRITE_ERRORS as error:  # `finish` raises it; the other ranks are still in collectives
             self.failure = error
         self.open = {}

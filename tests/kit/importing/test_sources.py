@@ -17,6 +17,9 @@ BATCH=${BATCH:-128}
 if [ -n "$FAST" ]; then
   SAMPLES=4
 fi
+MORE="--actor.max_norm 0.5 --train.seed 7"
+[ -n "$FAST" ] && LATE=1
+LATE=2
 for size in 1 2; do N=$size; done
 RL=(
    --rollout.batch_size ${BATCH}
@@ -27,7 +30,7 @@ touch EXECUTED
 ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray \
    --actor.model_name_or_path ${MODEL} --actor.adam.lr $LR \
    --actor.num_gpus_per_node $GPUS ${RL[@]} \
-   --train.seed="$N" --vllm.enforce_eager --data.input_key 'a $b'
+   $MORE --train.seed="$N" --ckpt.save_steps $LATE --vllm.enforce_eager --data.input_key 'a $b' | tee --ckpt.max_num
 """
 
 
@@ -48,6 +51,7 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
         "actor.model_name_or_path": "Qwen/Qwen3-4B",
         "actor.adam.lr": 5e-7,
         "actor.eps_clip_low_high": [0.2, 0.28],
+        "actor.max_norm": 0.5,
         "vllm.enforce_eager": True,
         "data.input_key": "a $b",
     }
@@ -57,6 +61,7 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
         "rollout.batch_size",  # of the environment, or a default
         "rollout.n_samples_per_prompt",  # assigned in a block
         "train.seed",  # a loop's variable
+        "ckpt.save_steps",  # assigned twice
     }
 
 

@@ -39,6 +39,9 @@ def value_of(given: Any, clauses: str, **more: Any) -> Any:
         (1, "unless group=7 group=8", NOTHING),
         (0.9, "pair b2", [0.9, 0.99]),
         ([0.2, 0.28], "item 1", 0.28),
+        ([0.2, 0.28], "last", 0.28),
+        (2, "last", 2),
+        ([3, 4, 5], "count", 3),
         ("a.parquet, b.parquet", "list", ["a.parquet", "b.parquet"]),
         (["a.parquet"], "list", "a.parquet"),
         (["console", "wandb"], "pick wandb tensorboard", ["wandb"]),
@@ -65,6 +68,7 @@ def test_a_value_that_no_setting_has_is_lost_with_those_that_have_one() -> None:
         (512, "divide absent"),
         (512, "when computed=true"),
         ("many", "times group"),
+        ("0,1", "count"),
         (3, "unknown a product"),
     ],
 )

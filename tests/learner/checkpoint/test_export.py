@@ -214,6 +214,7 @@ def test_the_export_of_a_mixture_holds_each_expert_as_published_folders_do(
     vllm_support.make_mixture("mixtral", 0).save_pretrained(tmp_path / "base")
     trainer = Trainer(tmp_path / "base", make_config())
     export(tmp_path / "export", trainer.policy, tmp_path / "base", file_bytes)
+    assert len({path.stat().st_mode for path in (tmp_path / "export").iterdir()}) == 1, "as the user's umask says"
     found = {name: own for path in (tmp_path / "export").glob("*.safetensors") for name, own in load_file(path).items()}
     wanted = load_file(tmp_path / "base" / "model.safetensors")
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)

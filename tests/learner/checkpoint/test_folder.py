@@ -161,7 +161,7 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting, "save_file", full)
+    monkeypatch.setattr(exporting, "save_tensors", full)
     with pytest.raises(ValueError, match=r"step-1 could not be written.*No space left on device"):
         trainer.save(tmp_path / "step-1", {"old": False})
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]

@@ -55,12 +55,16 @@ def card(folder: RunFolder, weights: Weights) -> str:
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{base}tags: [squelch]\n---",
         f"# {folder.name}, {weights.name}",
-        f"The policy at {weights.name} of a run of Squelch on {environment_name(settings)}.",
+        f"The policy of a run of Squelch on {environment_name(settings)}, {_moment(step)}.",
         "## Success\n\n" + "\n".join(_success(lines, step)),
         "## Reasoning\n\n" + (f"Regime at the last scored step: `{regime}`." if regime else "It was not scored."),
         "## Settings\n\n```yaml\n" + "\n".join(_told(settings)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _moment(step: int) -> str:
+    return f"after step {step}" if step else "before its first step"
 
 
 def _regime(lines: Sequence[Mapping[str, Any]], until: int) -> str | None:

@@ -1,5 +1,6 @@
 """`squelch export` writes a folder that plain transformers loads, with a card made from the run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from squelch.cluster.commands.existing_runs.export import _regime
 from tests.earlier import lay
 
 
+def _umask() -> int:
+    os.umask(now := os.umask(0))
+    return now
+
+
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_an_exported_checkpoint_is_loaded_by_plain_transformers(tmp_path: Path, capsys, dtype: str | None) -> None:
     run, target = lay(tmp_path), tmp_path / "policy-of-mine"
@@ -19,6 +25,7 @@ def test_an_exported_checkpoint_is_loaded_by_plain_transformers(tmp_path: Path, 
     said = capsys.readouterr().out
     assert "run at step 2" in said and f"hf upload OWNER/policy-of-mine {target}" in said
     source = run / "checkpoints" / "step-2" / "hf"
+    assert {path.stat().st_mode & 0o777 for path in target.iterdir()} == {0o666 & ~_umask()}, "others may read it"
     own, theirs = (AutoModelForCausalLM.from_pretrained(one, dtype="auto") for one in (target, source))
     assert own.dtype == (torch.bfloat16 if dtype else theirs.dtype)
     ids = AutoTokenizer.from_pretrained(target)("up", return_tensors="pt").input_ids
