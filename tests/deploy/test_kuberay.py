@@ -255,6 +255,10 @@ def test_a_manifest_with_one_mistake_is_refused_by_name(path: tuple[str | int, .
     assert found and any(said in error for error in found), found
 
 
+def test_a_manifest_may_name_its_namespace_as_kustomize_writes_it() -> None:
+    assert errors(changed(("metadata", "namespace"), "squelch")) == []
+
+
 def test_a_mistake_in_a_core_resource_is_refused() -> None:
     policy = yaml.safe_load((FOLDER / "base" / "network-policy.yaml").read_text())
     policy["spec"]["ingres"] = policy["spec"].pop("ingress")
