@@ -34,8 +34,10 @@ ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
 BLIND = {"SquelchReasoningBlind", "SquelchCardStarved", "SquelchFindingCritical", "SquelchFindingWarning"}
 """Rules whose metrics have no value in some healthy runs: those without pictures, on CPUs, and without a finding."""
-JOB = "squelch"
-"""Name of the scrape job in `deploy/prometheus.yml`."""
+JOB = "squelch/squelch"
+"""As the Prometheus operator names the scrape job of a PodMonitor, so that no query rests on a name of ours."""
+OPERATORS = {"namespace": "squelch", "pod": "squelch-head-x", "container": "ray-head", "endpoint": "run-metrics"}
+"""The labels that it adds to each series."""
 INTERVAL_S = 5
 """Seconds between two scrapes."""
 READY_TIMEOUT_S = 180.0
@@ -96,7 +98,9 @@ def _scraped(lines: Sequence[Mapping[str, float]]) -> str:
         for tick in range(max(1, math.ceil((end - line["time"]) / INTERVAL_S))):
             for one in seen:
                 name, inside, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", one).groups()
-                labels = f'job="{JOB}",instance="made-up"' + (f",{inside}" if inside else "")
+                added = {"job": JOB, "instance": "made-up", **OPERATORS}
+                labels = ",".join(f'{label}="{text}"' for label, text in added.items())
+                labels += f",{inside}" if inside else ""
                 sample = f"{name}{{{labels}}} {value} {line['time'] + tick * INTERVAL_S:.3f}"
                 by_name.setdefault(name, []).append(sample)
     return "\n".join([*("\n".join(rows) for rows in by_name.values()), "# EOF", ""])
@@ -129,7 +133,8 @@ def running_prometheus(
 
 
 def _config(target_port: int, interval: str, rules: Path, manager: str) -> dict[str, object]:
-    target = {"job_name": JOB, "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
+    targets = {"targets": [f"127.0.0.1:{target_port}"], "labels": OPERATORS}
+    target = {"job_name": JOB, "static_configs": [targets]}
     alerting = {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]}
     return {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},

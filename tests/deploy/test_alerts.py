@@ -3,6 +3,7 @@ runbook. Once for real: a collapse at the real exporter reaches a webhook throug
 
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,19 @@ from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.dashboards import ROOT
 from squelch.kit.findings.catalogue import catalogue
 from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.served import serve
 from squelch.kit.metrics.settings import RecorderConfig
-from tests.prometheus import ALERTS, RULES, alerts, need_prometheus, running_alertmanager, running_prometheus, until
+from tests.prometheus import (
+    ALERTS,
+    RULES,
+    alerts,
+    need_prometheus,
+    query,
+    running_alertmanager,
+    running_prometheus,
+    scrapes,
+    until,
+)
 
 DEPLOY = ROOT / "deploy"
 RUNBOOK = "docs/guide/runbook.md"
@@ -45,6 +57,8 @@ STALE = {
 RESTARTS = 'squelch_actor_restarts_total{actor="rollout-1"}'
 SIZE = {"squelch_disk_size_bytes": f"100+0{LONG}"}
 FREE = "squelch_disk_free_bytes"
+POD = {"job": "squelch/squelch", "instance": "10.0.0.9:9464", "pod": "head-1"}
+ENDED = 'squelch_run_ended{job="squelch/squelch",instance="10.0.0.9:9464",pod="head-1"}'
 BUSY = 'squelch_gpu_busy_ratio{{actor="{}"}}'
 
 CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
@@ -213,9 +227,12 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({FREE: f"90-1x20 70+0{LONG}", **SIZE}, "90m", None),
     ],
     "SquelchEndpointDown": [
-        ({'up{job="squelch"}': "1 0+0x12"}, "3m", {"job": "squelch"}),
-        ({'up{job="squelch"}': "0+0x9"}, "3m", None),
-        ({'up{job="squelch"}': "1+0x9"}, "3m", None),
+        ({ENDED: "0 0 stale"}, "5m", POD),
+        ({ENDED: "0 0 stale"}, "3m", None),
+        ({ENDED: "0 1 stale"}, "5m", None),
+        ({ENDED: "0+0x9"}, "5m", None),
+        ({ENDED: "0 1 0 stale"}, "6m", POD),
+        ({ENDED: "0 stale", ENDED.replace("head-1", "head-2"): "_ 0+0x9"}, "5m", None),  # the next at this address
     ],
 }
 """By rule: recorded series, the time, and the labels of the alert that then fires; None if none may fire."""
@@ -336,6 +353,24 @@ def test_a_collapse_at_the_real_exporter_pages_a_webhook(tmp_path: Path) -> None
             until(lambda: "SquelchTemplateCollapseSuspected" in paged(pages, "resolved"), "the end of the alarm")
     finally:
         recorder.close()
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_tells_the_end_of_a_run_from_its_death(tmp_path: Path) -> None:
+    """Two runs one after another at one address; the second vanishes as a killed one does."""
+    (rule,) = (rule["expr"] for rule in RULES if rule["alert"] == "SquelchEndpointDown")
+    first = serve(RecorderConfig(port=0), REGISTRY, "0", run="first", environment="e", filter="f")
+    with running_prometheus(tmp_path, first.port, "500ms") as url:
+        until(lambda: scrapes(url) >= 2, "two scrapes of the first run")
+        first.set("squelch_run_ended", 1)
+        first.close()
+        until(lambda: query(url, "squelch_run_ended") == [], "the end of the first run's series")
+        assert [value for _, value in query(url, "last_over_time(squelch_run_ended[6h])")] == [1]
+        assert query(url, rule) == []
+        with closing(serve(RecorderConfig(port=first.port), REGISTRY, "0", run="2", environment="e", filter="f")):
+            until(lambda: [value for _, value in query(url, "squelch_run_ended")] == [0], "the second run")
+            assert query(url, rule) == []
+        until(lambda: len(query(url, rule)) == 1, "the death of the second run")
 
 
 def paged(pages: list[dict], status: str) -> dict[str, dict]:

@@ -14,7 +14,7 @@ from jsonschema import validators
 
 from squelch.deploy.dashboards import ROOT
 from tests.deploy.kuberay.schema import MANIFESTS
-from tests.prometheus import JOB, need_prometheus
+from tests.prometheus import need_prometheus
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -173,4 +173,4 @@ def test_promtool_accepts_the_scrape_configuration_of_compose(tmp_path: Path) ->
     check = subprocess.run(words, capture_output=True, text=True, timeout=180)
     assert check.returncode == 0, check.stdout + check.stderr
     jobs = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
-    assert [job["job_name"] for job in jobs] == [JOB, "ray"]
+    assert [job["job_name"] for job in jobs] == ["squelch", "ray"]

@@ -322,6 +322,7 @@ def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: 
                 until(lambda seen=seen: scrapes(url) >= seen + 2, "a scrape after the step")
             until(lambda: unfilled_queries(url) == [], "a value for every query")
             recorder.set("squelch_run_info", 1, run="made-up", environment="FrozenLake", filter="top_p")
+            recorder.set("squelch_run_ended", 0)
             recorder.set("squelch_without_progress_seconds", 1, actor="rollout-0")
             until(lambda: rules_without_input(url) == [], "a value for every metric of an alert rule")
             until(lambda: values(url, "squelch_step") == [2], "the step that was recorded")

@@ -1,6 +1,7 @@
 """The manifests are valid and fit the code; what a slip of the pen would make of them is not."""
 
 import copy
+import importlib.util
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import yaml
 
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet import jobs
+from squelch.cluster.grafana import kubernetes
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.metrics import exporter
 from tests.deploy.kuberay import schema, validation
 
 DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"
@@ -126,6 +129,55 @@ def test_the_command_prints_every_error_and_exits_with_one(tmp_path: Path, capsy
     assert "job.yaml: RayJob: spec" in printed and "entripoint" in printed and "spec.backoffLimit" in printed
 
 
+def test_every_module_that_a_file_of_deploy_names_exists() -> None:
+    texts = [path.read_text() for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"python -m ((?:squelch|tests|docs)[\w.]*)", text)}
+    assert "tests.deploy.kuberay.validation" in named
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []
+
+
+OBJECTS = kubernetes.objects("https://example.com/docs", {"release": "monitoring"})
+
+
+@pytest.mark.parametrize("each", OBJECTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+def test_every_object_for_the_prometheus_operator_and_the_sidecar_is_valid(each: dict[str, Any]) -> None:
+    assert errors(each) == [] and each["metadata"]["labels"]["release"] == "monitoring"
+
+
+def test_a_mistake_in_an_object_of_the_prometheus_operator_is_refused() -> None:
+    monitor, rules = copy.deepcopy(OBJECTS[:2])
+    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "5s"
+    rules["spec"]["groups"][0]["rules"][0]["for"] = "2 minutes"
+    assert any("intervall" in error for error in errors(monitor))
+    assert any("2 minutes" in error for error in errors(rules))
+
+
+def test_the_operator_scrapes_what_the_pods_open_with_the_token_that_they_have() -> None:
+    own, rays = OBJECTS[0]["spec"]["podMetricsEndpoints"]
+    policy = read(FOLDER / "base" / "network-policy.yaml")["spec"]
+    service = read(FOLDER / "base" / "run-metrics.yaml")["spec"]
+    assert OBJECTS[0]["spec"]["selector"] == policy["podSelector"]
+    for path in (path for path in FILES if path.name.startswith("ray")):
+        cluster = cluster_of(path)
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        opened = [group["template"]["spec"]["containers"][0]["ports"] for group in groups]
+        assert all({"name": rays["port"], "containerPort": 8080} in ports for ports in opened)
+        mine = {"name": own["port"], "containerPort": exporter.PORTS[0]}
+        assert [mine in ports for ports in opened] == [True, False, False]
+        environment = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+        secret = {"secretKeyRef": own["authorization"]["credentials"]}
+        assert {"name": exporter.TOKEN, "valueFrom": secret} in environment
+    assert service["ports"] == [{"name": own["port"], "port": exporter.PORTS[0]}]
+    (from_prometheus,) = (rule for rule in policy["ingress"] if "prometheus" in str(rule["from"]))
+    assert [port["port"] for port in from_prometheus["ports"]] == [8080, exporter.PORTS[0]]
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_the_run_of_the_job_lets_prometheus_read_its_metrics(name: str) -> None:
+    recorder = configuration(name).recorder
+    assert (recorder.host, recorder.port) == ("0.0.0.0", None)
+
+
 SETTINGS = at(JOB, (*HEAD, "containers", 0, "env"))
 UNKNOWN_KEYS = {
     "of a RayJob": (("spec", "backoffLimits"), 3, "backoffLimits"),
@@ -203,6 +255,10 @@ def test_a_manifest_with_one_mistake_is_refused_by_name(path: tuple[str | int, .
     assert found and any(said in error for error in found), found
 
 
+def test_a_manifest_may_name_its_namespace_as_kustomize_writes_it() -> None:
+    assert errors(changed(("metadata", "namespace"), "squelch")) == []
+
+
 def test_a_mistake_in_a_core_resource_is_refused() -> None:
     policy = yaml.safe_load((FOLDER / "base" / "network-policy.yaml").read_text())
     policy["spec"]["ingres"] = policy["spec"].pop("ingress")
@@ -222,7 +278,9 @@ def test_the_pods_use_only_claims_and_secrets_that_are_made_somewhere() -> None:
     claim = read(FOLDER / "base" / "storage.yaml")["metadata"]["name"]
     assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}]
     page, secret = (ROOT / "docs/guide/containers.md").read_text(), at(JOB, (*CLUSTER, "authOptions", "secretName"))
-    assert f"create secret generic {secret}" in page and "--from-literal=auth_token=" in page
+    assert f"create secret generic {secret} --from-literal=auth_token=" in page
+    name, key = kubernetes.TOKEN["name"], kubernetes.TOKEN["key"]
+    assert f"create secret generic {name} --from-literal={key}=" in page
 
 
 def test_the_versions_and_ports_are_those_of_the_code() -> None:
@@ -230,7 +288,7 @@ def test_the_versions_and_ports_are_those_of_the_code() -> None:
     policy = read(FOLDER / "base" / "network-policy.yaml")
     ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])}
     opened = {one["name"]: one["containerPort"] for one in at(JOB, (*HEAD, "containers", 0, "ports"))}
-    assert ports == {opened["dashboard"], opened["metrics"]}
+    assert ports == {opened["dashboard"], opened["metrics"], opened["run-metrics"]}
     assert f"--uid {at(JOB, (*HEAD, 'securityContext', 'runAsUser'))} " in (ROOT / "deploy/Dockerfile").read_text()
 
 
@@ -293,14 +351,14 @@ def test_the_schema_is_closed_and_small() -> None:
     assert closed_everywhere(json.loads(text)["$defs"]) and len(text) < 30_000
 
 
-def test_the_schema_is_what_kuberays_definitions_give() -> None:
+def test_the_schema_is_what_the_operators_definitions_give() -> None:
     folder = os.environ.get(DEFINITIONS)
     if not folder:
-        pytest.skip(f"{DEFINITIONS} names no folder with KubeRay's definitions (tests/deploy/kuberay/schema.py)")
+        pytest.skip(f"{DEFINITIONS} names no folder with the operators' definitions (tests/deploy/kuberay/schema.py)")
     assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m tests.deploy.kuberay.schema"
 
 
-def test_a_key_that_kuberay_lacks_cannot_enter_the_schema() -> None:
+def test_a_key_that_a_definition_lacks_cannot_enter_the_schema() -> None:
     node = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "type": "object", "required": ["a"]}
     assert schema.closed(node, [{"a": "x"}], "spec") == {
         "type": "object",
@@ -308,5 +366,5 @@ def test_a_key_that_kuberay_lacks_cannot_enter_the_schema() -> None:
         "required": ["a"],
         "properties": {"a": {"type": "string"}},
     }
-    with pytest.raises(ValueError, match=r"spec: KubeRay v1\.7 has no c"):
+    with pytest.raises(ValueError, match="spec: its definition has no c"):
         schema.closed(node, [{"a": "x", "c": 1}], "spec")

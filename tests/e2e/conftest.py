@@ -12,7 +12,7 @@ import pytest
 from squelch.cluster.fleet import local_ray
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run
 from tests.exposure import sockets
-from tests.prometheus import rules_without_input, running_prometheus, unfilled_queries
+from tests.prometheus import query, rules_without_input, running_prometheus, unfilled_queries
 
 SCRAPE_S = 1.0
 
@@ -30,8 +30,9 @@ def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish
         found = sockets([*processes, psutil.Process(run.process.pid)])
         unfilled = _unfilled(run, url) if url else []
         code = run.finish()
+        ended = [value for _, value in query(url, "last_over_time(squelch_run_ended[1h])")] if url else []
     left = {path.name for path in local_ray.own_folder().glob("*/session_2*/*")}
-    return Finished(folder, run, code, processes, found, left, unfilled)
+    return Finished(folder, run, code, processes, found, left, unfilled, ended)
 
 
 def _unfilled(run: Run, url: str) -> list[str]:

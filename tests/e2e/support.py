@@ -180,6 +180,8 @@ class Finished:
     """Names in the folders of Ray's sessions after the end."""
     unfilled: list[str]
     """Queries of the dashboard that it left without a value; empty where Prometheus is not installed."""
+    ended: list[float]
+    """`squelch_run_ended` as Prometheus saw it last; empty alike."""
 
 
 def summary(run_dir: Path) -> dict[str, Any]:

@@ -143,6 +143,11 @@ def test_prometheus_fills_every_panel_that_a_run_must_fill(whole: Finished) -> N
     assert len(dashboard_queries()) > 20 and whole.unfilled == []
 
 
+def test_prometheus_learns_that_the_run_has_ended(whole: Finished) -> None:
+    need_prometheus()
+    assert whole.code == 0 and whole.ended == [1]
+
+
 def test_gradients_are_taken_apart_in_a_run_and_from_its_archive(whole: Finished, capsys) -> None:
     run_dir = whole.folder
     before, line = (next(m for m in steps(run_dir) if m["step"] == step) for step in (2, 3))

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.address import address
+from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import one_line, say
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the action and returns the exit code."""
-    if options.prometheus is not None:
-        address(options.prometheus, "--prometheus")
+    for flag, given in (("--prometheus", options.prometheus), ("--docs", options.docs)):
+        if given is not None:
+            address(given, flag)
     return {"push": _push, "export": _export}[options.action](options)
 
 
@@ -28,7 +30,7 @@ def _push(options: argparse.Namespace) -> int:
     server = Server(options.url or os.environ.get("GRAFANA_URL") or URL, options.plain_http)
     say(f"Grafana {one_line(server.version())} at {server.url}")
     push = Push(server, options.folder or FOLDER, options.overwrite, options.dry_run)
-    outcomes = push.run(boards.trees(), options.prometheus)
+    outcomes = push.run(boards.trees(options.docs or ""), options.prometheus)
     for outcome in outcomes:
         say(f"{one_line(outcome.what)}: {one_line(outcome.action)}")
         _list(outcome.lines)
@@ -36,14 +38,23 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from squelch.cluster.grafana.files import MOUNT, export
+    from squelch.cluster.grafana.files import MOUNT, export, texts
 
-    changed = export(options.folder, options.prometheus, options.mount or MOUNT, options.overwrite)
+    labels = dict(map(_label, options.label))
+    wanted = texts(options.prometheus, options.mount or MOUNT, options.docs or "", labels)
+    changed = export(options.folder, wanted, options.overwrite)
     for path in changed:
         say(f"wrote {path}")
     if not changed:
         say(f"{options.folder} is up to date")
     return 0
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not (key and sign):
+        raise UserError(f"--label {one_line(text)} is not KEY=VALUE, such as release=kube-prometheus-stack")
+    return key, value
 
 
 def _list(lines: Sequence[str]) -> None:

@@ -218,6 +218,7 @@ def _run(
             with signals.meant():
                 return _on_ray(end.config, model_dir, notes, run)
         except Interrupted as interrupted:
+            recorder.set("squelch_run_ended", 1)
             startup.say(f"stopped by {interrupted.signal.name} before the actors were ready")
             return 128 + interrupted.signal
         except Exception as error:
@@ -228,6 +229,8 @@ def _run(
             startup.stage("ending Ray")
             disconnect()
             end.close()
+            startup.stage("waiting for the last scrape by Prometheus")
+            recorder.close()
 
 
 def _end_of(config: RunConfig, startup: Startup, uploads: Uploads | None, after_ray: Callable[[int], int]) -> RunEnd:
@@ -260,6 +263,7 @@ def _on_ray(config: RunConfig, model_dir: Path, notes: list[str], run: _Context)
     _begin(config, _first_screen(config, model_dir, run.recorder), notes, run.output, say)
     with _open_loggers(config, run.recorder, run.recorded) as loggers:
         loggers.exit_code = asyncio.run(_train(config, model_dir, loggers, run))
+        run.recorder.set("squelch_run_ended", 1)
     return loggers.exit_code
 
 

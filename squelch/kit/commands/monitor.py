@@ -196,7 +196,12 @@ class Session:
         with closing(recorder):
             self.recorder = recorder
             self.tell("serving", f"metrics at {recorder.url}", url=recorder.url)
-            yield
+            try:
+                yield
+            except Interrupted:
+                recorder.set("squelch_run_ended", 1)
+                raise
+            recorder.set("squelch_run_ended", 1)
 
     def _show_progress(self, look: Look) -> None:
         """Moves `squelch_step` on, also where steps are not scored; back if a step that was none is skipped."""

@@ -5,6 +5,8 @@ Invariants:
 - A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
 - No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
   within `CLOSE_TIMEOUT_S`.
+- `close` waits for a Prometheus that scrapes to read the last values, so that it learns of an orderly end; at most
+  `LAST_SCRAPE_S`, and one and a half of its intervals since its last scrape.
 - The exporter listens at the first free one of `PORTS` unless `recorder.port` is set, and on loopback unless
   `recorder.host` is set. Beyond loopback it does not start without a token, which the variable SQUELCH_METRICS_TOKEN
   holds, and answers 401 to every request that lacks `Authorization: Bearer TOKEN`.
@@ -17,9 +19,9 @@ import hmac
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from socketserver import BaseServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -39,6 +41,9 @@ PORTS = range(9464, 9474)
 """Ports that are tried in order if none is set, so that several runs fit on a machine; the shipped Prometheus
 configurations scrape all of them."""
 CLOSE_TIMEOUT_S = 5.0
+LAST_SCRAPE_S = 60.0
+PROMETHEUS = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
+"""A header of every scrape by Prometheus, and of nobody who looks at the metrics in a browser."""
 TOKEN = "SQUELCH_METRICS_TOKEN"
 LEAST_TOKEN = 16
 REQUEST_S = 10.0
@@ -62,6 +67,9 @@ class Recorder:
         self._config = config
         self._store = MetricStore(registry, seeds)
         self._lock = threading.Lock()
+        self._written = 0.0
+        self._scrapes = deque[float](maxlen=2)
+        """When the last two scrapes by Prometheus began; as `_written`, by the monotonic clock."""
         self._server: BaseServer | None = None
         self._thread: threading.Thread | None = None
         self.port = config.port or 0
@@ -72,7 +80,7 @@ class Recorder:
         registry = CollectorRegistry()
         registry.register(StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
-        app = make_wsgi_app(registry)
+        app = self._noting_scrapes(make_wsgi_app(registry))
         if not is_loopback(self._config.host):
             app = _guarded(app, _token(self._config.host))
         self._server = _listening(self._config, app)
@@ -93,7 +101,7 @@ class Recorder:
     def step(self, step: int, flat: Flat) -> None:
         """Records all values of training step `step` by flat key (docs/reference/metrics.md); an error changes no
         series."""
-        with self._lock:
+        with self._writing():
             self._store.step({"time": time.time(), **flat, "step": step})
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
@@ -106,25 +114,51 @@ class Recorder:
 
     def replace(self, name: str, values: Mapping[LabelValues, float | None]) -> None:
         """Sets all series of a gauge at once, by label values in the metric's order; None means "not known"."""
-        with self._lock:
+        with self._writing():
             self._store.replace(name, values)
 
     def forget(self, label: str, values: Collection[str]) -> None:
         """Ends the series of these values of `label`, e.g. of rollout workers that have left."""
-        with self._lock:
+        with self._writing():
             self._store.forget(label, values)
 
     def _of_kind(self, name: str, kind: str, value: float | None, labels: Mapping[str, str]) -> None:
         spec = self._store.registry.spec(name)
         if spec.kind != kind:
             raise ValueError(f"{name} is a {spec.kind}, not a {kind}: `set` is for gauges, `add` for counters")
-        with self._lock:
+        with self._writing():
             self._store.observe(name, value, **labels)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            self._written = time.monotonic()
+
+    def _noting_scrapes(self, app: Application) -> Application:
+        def noting(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            began = time.monotonic()
+            answer = app(environ, start_response)
+            if PROMETHEUS in environ:
+                self._scrapes.append(began)
+            return answer
+
+        return noting
+
+    def _await_last_scrape(self) -> None:
+        """Returns at once if Prometheus does not scrape, or has read the last values."""
+        if len(self._scrapes) < 2:
+            return
+        before, last = self._scrapes
+        end = min(last + 1.5 * (last - before), time.monotonic() + LAST_SCRAPE_S)
+        while self._scrapes[-1] <= self._written and time.monotonic() < end:
+            time.sleep(0.05)
+
     def close(self) -> None:
-        """Stops listening; may be called twice."""
+        """Waits for the last scrape, and stops listening; may be called twice."""
         if self._server is None or self._thread is None:
             return
+        self._await_last_scrape()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(CLOSE_TIMEOUT_S)

@@ -27,5 +27,6 @@ def serve(
     recorder = Recorder(settings, registry, seeds=seeds)
     recorder.start()
     recorder.set("squelch_run_info", 1, run=run, environment=environment, filter=filter)
+    recorder.set("squelch_run_ended", 0)
     recorder.set("squelch_build_info", 1, version=version, python=platform.python_version())
     return recorder

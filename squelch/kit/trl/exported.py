@@ -71,5 +71,6 @@ class Endpoint:
         self._pending = {}
 
     def close(self) -> None:
-        """Stops listening."""
+        """Says that training has ended, and stops listening."""
+        self._recorder.set("squelch_run_ended", 1)
         self._recorder.close()

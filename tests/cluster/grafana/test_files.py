@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from squelch.cluster.cli import main
+from squelch.cluster.grafana import boards, kubernetes
 from squelch.deploy.dashboards import ROOT
 
 
@@ -32,6 +33,46 @@ def test_the_provisioning_has_the_form_of_the_one_that_the_compose_file_mounts(t
         (key,) = mounted.keys() - {"apiVersion"}
         assert mounted.keys() == written.keys()
         assert written[key][0].keys() <= mounted[key][0].keys()
+
+
+def runbooks(rules: dict) -> list[str]:
+    return [rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_with_the_address_of_the_docs_alerts_and_panels_lead_there(tmp_path: Path) -> None:
+    assert export(tmp_path, "--docs", "https://example.com/docs/") == 0
+    rules, shipped = (yaml.safe_load(text) for text in ((tmp_path / "alerts.yml").read_text(), boards.rules()))
+    assert (
+        runbooks(rules) == [f"https://example.com/{path}" for path in runbooks(shipped)] and len(runbooks(rules)) > 20
+    )
+    for name in boards.NAMES:
+        (old,) = (one for one in boards.trees()[name]["templating"]["list"] if one["name"] == "docs")
+        board = (tmp_path / "dashboards" / f"{name}.json").read_text()
+        assert json.loads(board.replace('"https://example.com/docs"', json.dumps(old["query"]))) == boards.trees()[name]
+        assert board.count('"https://example.com/docs"') == 1
+
+
+def test_an_export_holds_the_rules_and_dashboards_as_objects_of_kubernetes_too(tmp_path: Path) -> None:
+    assert export(tmp_path, "--docs", "https://example.com/docs", "--label", "release=monitoring") == 0
+    text = (tmp_path / "kubernetes.yaml").read_text()
+    objects = list(yaml.safe_load_all(text))
+    assert objects == kubernetes.objects("https://example.com/docs", {"release": "monitoring"})
+    assert [one["kind"] for one in objects] == ["PodMonitor", "PrometheusRule", *["ConfigMap"] * 4]
+    assert objects[1]["spec"] == yaml.safe_load((tmp_path / "alerts.yml").read_text())
+    for name, board in zip(boards.NAMES, objects[2:], strict=True):
+        (content,) = board["data"].values()
+        assert content == (tmp_path / "dashboards" / f"{name}.json").read_text() and content.splitlines()[1] in text
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert len(json.dumps(board)) < 2**18, "`kubectl apply` keeps an object in an annotation, which has a bound"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--docs", "docs/guide"), "--docs 'docs/guide' is not an address"), (("--label", "release"), "is not KEY=VALUE")],
+)
+def test_a_wrong_address_or_label_is_refused_by_name(tmp_path: Path, capsys, words: tuple[str, ...], says: str) -> None:
+    assert export(tmp_path / "out", *words) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_file_of_somebody_elses_is_kept_unless_it_is_to_be_overwritten(

@@ -55,6 +55,12 @@ def test_a_first_push_creates_everything_and_a_second_changes_nothing(grafana: G
     assert push(url) == 0 and len(grafana.changes()) == done
 
 
+def test_a_push_with_the_address_of_the_docs_leads_panels_there(grafana: Grafana, url: str) -> None:
+    assert push(url, "--docs", "https://example.com/docs") == 0
+    variables = {one["name"]: one for one in grafana.boards[UID][-1]["dashboard"]["templating"]["list"]}
+    assert variables["docs"]["query"] == "https://example.com/docs"
+
+
 @pytest.mark.parametrize("old_history", [False, True])
 def test_a_server_that_rewrites_what_it_stores_is_not_taken_for_a_person(
     grafana: Grafana, url: str, old_history: bool
@@ -72,7 +78,7 @@ def test_an_older_push_is_updated_in_the_folder_to_which_somebody_moved_it(
     grafana.boards[UID][-1]["folder"] = "ours"
     newer = boards.trees()
     newer["signal"] = {**newer["signal"], "description": "new"}
-    monkeypatch.setattr(boards, "trees", lambda: newer)
+    monkeypatch.setattr(boards, "trees", lambda *_: newer)
     assert push(url) == 0
     assert [version["dashboard"]["description"] for version in grafana.boards[UID]][1:] == ["new"]
     assert grafana.boards[UID][-1]["folder"] == "ours" and len(grafana.boards["squelch-system"]) == 1

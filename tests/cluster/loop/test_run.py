@@ -67,7 +67,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
     monkeypatch.setattr(run, "weight_bytes", lambda *_: 0)
     monkeypatch.setattr(run, "opening_lines", lambda *_: [])
-    exporter = SimpleNamespace(close=lambda: None, url="", has_moved=False)
+    exporter = SimpleNamespace(close=lambda: None, set=lambda *_: None, url="", has_moved=False)
     monkeypatch.setattr(run, "_open_recorder", lambda _: exporter)
     monkeypatch.setattr(run, "_train", fail)
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
@@ -443,6 +443,38 @@ def test_the_endpoint_says_which_run_it_serves() -> None:
     assert f'squelch_build_info{{python="{platform.python_version()}",version="{installed_version()}"}} 1.0' in text
 
 
+def scraped(url: str) -> dict[str, str]:
+    with urllib.request.urlopen(url, timeout=180) as reply:
+        return dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if line[0] != "#")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "ended"),
+    [(None, 0, "1.0"), (Interrupted(signal.SIGTERM), 143, "1.0"), (RuntimeError("a bug"), 1, "0.0")],
+    ids=str,
+)
+def test_a_run_that_ends_says_so_at_its_endpoint_and_one_that_fails_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException | None, code: int, ended: str
+) -> None:
+    recorder, last = run._open_recorder(load("frozenlake", ["recorder.port=0"])), dict[str, str]()
+    train = ending(monkeypatch, tmp_path, error or AssertionError("unused"))
+    close = recorder.close
+    assert scraped(recorder.url)["squelch_run_ended"] == "0.0"
+
+    async def steps(*_: object) -> int:
+        return 0
+
+    def read_and_close() -> None:
+        last.update(last or scraped(recorder.url))
+        close()
+
+    monkeypatch.setattr(recorder, "close", read_and_close)
+    monkeypatch.setattr(run, "_open_recorder", lambda _: recorder)
+    if error is None:
+        monkeypatch.setattr(run, "_train", steps)
+    assert (train(), last["squelch_run_ended"]) == (code, ended)
+
+
 class Spy:
     """A logger that notes its steps, and the exit code with which it is closed."""
 
@@ -458,7 +490,7 @@ class Spy:
 
 def test_a_runs_loggers_get_its_steps_and_its_exit_code(monkeypatch, tmp_path) -> None:
     train, exporter, logger = ending(monkeypatch, tmp_path, ValueError("unused")), Spy(), Spy()
-    exporter.close, exporter.url, exporter.has_moved = lambda: None, "", False
+    exporter.close, exporter.set, exporter.url, exporter.has_moved = lambda: None, lambda *_: None, "", False
 
     async def steps(*arguments: object) -> int:
         (loggers,) = (one for one in arguments if isinstance(one, Loggers))

@@ -3,10 +3,12 @@
     resource               held against
     RayCluster, RayJob     `schema.json` (KubeRay's types, closed) and `policy.yaml` (what Squelch demands beyond them)
     their pod templates    Kubernetes' schema of a PodTemplate, closed
+    PodMonitor,            `schema.json` (the Prometheus operator's types, closed)
+      PrometheusRule
     a kustomization        its own keys, and the files that it names
     every other resource   Kubernetes' schema, closed
 
-Rules that KubeRay states in its definitions as expressions (CEL) or checks in its operator are not evaluated here.
+Rules that the definitions state as expressions (CEL) or the operators check themselves are not evaluated here.
 Needs the packages of the extra `test`.
 """
 
@@ -55,8 +57,8 @@ def problems(path: Path) -> list[str]:
 def errors(document: dict[str, Any], folder: Path) -> Iterator[str]:
     """The errors of one resource; `folder` is where a kustomization looks for its files."""
     kind, version = document.get("kind"), str(document.get("apiVersion"))
-    if version.startswith("ray.io/"):
-        yield from _ray(document)
+    if version.startswith(("ray.io/", "monitoring.coreos.com/")):
+        yield from _of_an_operator(document)
         for where, template in _templates(document, ""):
             pod = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
             yield from (error.replace("template", where, 1) for error in _core(pod))
@@ -66,8 +68,8 @@ def errors(document: dict[str, Any], folder: Path) -> Iterator[str]:
         yield from _core(document)
 
 
-def _ray(document: dict[str, Any]) -> Iterator[str]:
-    """The errors of a resource of KubeRay, without those inside its pod templates."""
+def _of_an_operator(document: dict[str, Any]) -> Iterator[str]:
+    """The errors of a resource of KubeRay or of the Prometheus operator, without those inside pod templates."""
     kind, schema = document.get("kind"), json.loads(SCHEMA.read_text(encoding="utf-8"))
     if kind not in schema["$defs"]:
         yield f"kind: {kind} is not one of {', '.join(schema['$defs'])}"
@@ -75,7 +77,8 @@ def _ray(document: dict[str, Any]) -> Iterator[str]:
     policy = yaml.safe_load(POLICY.read_text(encoding="utf-8"))
     root = {"$ref": f"#/$defs/{kind}"}
     yield from map(_text, Draft202012Validator({**schema, **root}).iter_errors(document))
-    yield from map(_rule, Draft202012Validator({**policy, **root}).iter_errors(document))
+    if kind in policy["$defs"]:
+        yield from map(_rule, Draft202012Validator({**policy, **root}).iter_errors(document))
 
 
 def _text(error: ValidationError) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from squelch.cluster.cli import main, parse
 from squelch.kit.base.errors import UserError
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.process.signals import Interrupted
 from squelch.kit.readers.format import Format
 from squelch.kit.readers.formats import FORMATS, format_of
 from squelch.kit.readers.weights import WeightsRule
@@ -185,6 +188,23 @@ def test_a_live_run_is_at_the_endpoint_under_the_names_of_train(trainer: Trainer
         "files",
         "none",
     ]
+
+
+@pytest.mark.parametrize(("error", "ended"), [(None, 1), (Interrupted(15), 1), (RuntimeError("a bug"), 0)], ids=str)
+def test_the_endpoint_says_whether_the_command_ended_without_an_error(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, ended: float
+) -> None:
+    session, last, close = session_of(trainer, "--port", "0"), list[float](), Recorder.close
+
+    def read_and_close(recorder: Recorder) -> None:
+        last.append(scraped(recorder.url)["squelch_run_ended"])
+        close(recorder)
+
+    monkeypatch.setattr(Recorder, "close", read_and_close)
+    with suppress(Interrupted, RuntimeError), session.serving():
+        if error is not None:
+            raise error
+    assert last == [ended]
 
 
 def scraped(url: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from socketserver import ThreadingMixIn
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -137,6 +138,54 @@ def test_closing_frees_the_port_and_may_be_repeated() -> None:
     recorder.close()
     with socket.create_server(("127.0.0.1", recorder.port)):
         pass
+
+
+class Scraper:
+    """A clock by which Prometheus scrapes every 20 s, up to its last scrape. Only `sleep` moves it."""
+
+    def __init__(self, recorder: Recorder, last_s: float) -> None:
+        self.recorder, self.last_s, self.now, self.found = recorder, last_s, 100.0, list[bool]()
+        self.scrape()
+
+    def scrape(self) -> None:
+        """Notes whether it found the end of the run."""
+        header = {"X-Prometheus-Scrape-Timeout-Seconds": "10"}
+        with urllib.request.urlopen(urllib.request.Request(self.recorder.url, headers=header), timeout=180) as reply:
+            self.found.append(b"squelch_run_ended 1.0" in reply.read())
+
+    def sleep(self, seconds: float) -> None:
+        scrapes = self.now // 20
+        self.now += seconds
+        if self.now // 20 > scrapes and self.now <= self.last_s:
+            self.scrape()
+
+
+@pytest.mark.parametrize(("last_s", "waited_s", "saw_the_end"), [(1e9, 16, True), (120, 26, False), (100, 0, False)])
+def test_closing_waits_until_a_prometheus_that_scrapes_has_read_the_end(
+    monkeypatch: pytest.MonkeyPatch, last_s: float, waited_s: float, saw_the_end: bool
+) -> None:
+    """Last scraped at 120 s, once, or never again before the run ends at 124 s: the next scrape is at 140 s, the wait
+    for it ends at 150 s, and one scrape tells of no interval."""
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: scraper.now, sleep=lambda s: scraper.sleep(s))
+    scraper = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(exporter, "time", clock)
+    recorder.start()
+    scraper = Scraper(recorder, last_s)
+    for _ in range(24):
+        scraper.sleep(1)
+    recorder.set("squelch_run_ended", 1)
+    recorder.close()
+    assert scraper.found[-1] == saw_the_end
+    assert scraper.now - 124 == pytest.approx(waited_s, abs=0.2)
+
+
+def test_closing_waits_for_nobody_who_only_looks(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        scrape(recorder)
+    recorder.set("squelch_run_ended", 1)
+    monkeypatch.setattr(exporter.time, "sleep", lambda _: pytest.fail("it waits"))
+    recorder.close()
 
 
 def test_concurrent_writers_lose_nothing(recorder: Recorder) -> None:
