@@ -53,7 +53,6 @@ TESTED_IN = {
     "kit/findings/test_finder": "squelch/kit/findings: history level pace rewards updates",
     "kit/importing/test_releases": "squelch/kit/trl: imported",
     "kit/importing/test_sources": "squelch/kit/importing: rewards",
-    "kit/metrics/test_exporter": "squelch/kit/metrics: served",
     "kit/metrics/test_loggers": "squelch/kit/metrics: tensorboard_log",
     "kit/metrics/test_registry": (
         "squelch/actors/endpoint: metrics; squelch/actors/rollout: metrics; squelch/kit/findings: metrics; "
@@ -68,6 +67,7 @@ TESTED_IN = {
     "kit/text/test_answer_start": "squelch/kit/text: tags",
     "kit/text/test_tokenizer": "squelch/kit/text: trial",
     "kit/untrusted/test_files": "squelch/kit/base: lookup; squelch/kit/untrusted: json_rows json_spans rewards",
+    "learner/checkpoint/test_export": "squelch/kit/models: written",
     "learner/checkpoint/test_shards": "squelch/learner/checkpoint: together",
     "learner/kernels/test_operators": "squelch/learner/kernels: plain",
     "learner/test_actor": "squelch/learner: process_environment",

@@ -109,5 +109,5 @@ def test_where_more_keys_may_be_given_than_can_be_read_no_default_is_taken(
     found = made(tmp_path, text, name)
     assert "other keys" in said(found.unknown) and not [one for one in found.taken.values() if one.default]
     with pytest.raises(UserError, match=r"the (group size|learning rate)"):
-        found.require()
+        found.require("{}=VALUE")
     assert not {"a.b", "log"} & found.source.values.keys()
