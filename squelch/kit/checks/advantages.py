@@ -85,7 +85,11 @@ def advantages(found: Collected, claims: Claims) -> Result:
         return Result(name, "unknown", says, needs="advantages that are equal for all tokens of a rollout")
     told = [one for one in known if np.ptp(one.advantages) > 0]
     if len(told) < FEWEST:
-        says = f"{len(told)} groups have advantages that differ"
+        says = (
+            f"{len(told)} groups have advantages that differ"
+            if known
+            else "No whole group has rewards and advantages recorded"
+        )
         return Result(name, "unknown", says, needs=f"advantages of {FEWEST} groups of unequal rewards")
     if claims.reward_weights is not None and len(claims.reward_weights) != len(rewards):
         says = f"{len(claims.reward_weights)} weights are claimed, and the rewards are {', '.join(rewards)}"

@@ -146,7 +146,9 @@ def _start(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     spelled = coder.text([begin], special=True) if begin is not None else ""
     of_text = [(where, row["prompt"]) for where, row in rows if isinstance(row.get("prompt"), str)]
     if begin is None:
-        return Result(name, "sound", "The tokenizer has no token with which texts begin", of=len(rows))
+        return Result(
+            name, "sound", "The tokenizer begins texts with no token of its own, so none can be missing", of=len(rows)
+        )
     doubled = [where for where, ids in of_ids if ids[:2] == [begin, begin]]
     doubled += [where for where, text in of_text if spelled and text.startswith(2 * spelled)]
     missing = [where for where, ids in of_ids if coder.writes_begin and begin not in ids[:2]]

@@ -114,7 +114,7 @@ def equal_completions(found: Collected, claims: Claims) -> Result:
     limit = _limit([(len(group) - 1, _log_p(one, claims)) for group in compared for one in group])
     wrong = [(one, other) for one, other in equal if (p := _log_p(one, claims)) is not None and p <= limit]
     if not wrong:
-        return Result(name, "sound", f"{says}, as probable as that is", len(equal), len(members))
+        return Result(name, "sound", f"{says}, as often as chance explains", len(equal), len(members))
     least = min(p for one, _ in wrong if (p := _log_p(one, claims)) is not None)
     says = f"{len(wrong)} completions are equal to an earlier one of their prompt, though chance makes none equal"
     shown = ((one.where, f"equal to {other.where}, {one.tokens} tokens") for one, other in wrong)
