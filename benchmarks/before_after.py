@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import paired
-from benchmarks.common import parser_of, print_metrics
+from benchmarks.common import REPOSITORY, parser_of, print_metrics
 from squelch.cluster.config import load
 from squelch.cluster.loop.initial_policy import prepare_model
 
@@ -59,8 +59,8 @@ def main() -> None:
         parser.error("--other DIR or --to KEY=VALUE: say what to compare with")
     model = options.model or str(prepare_model(load("frozenlake"), lambda _: None))
     blocks, steps = (1, 4) if options.quick else (options.blocks, options.steps)
-    before = paired.Side((options.other or paired.HERE).resolve(), tuple(options.overrides))
-    after = paired.Side(paired.HERE, (*options.overrides, *(options.to or ())))
+    before = paired.Side((options.other or REPOSITORY).resolve(), tuple(options.overrides))
+    after = paired.Side(REPOSITORY, (*options.overrides, *(options.to or ())))
     found = measure(before, after, str(Path(model).resolve()), blocks, steps)
     notes = [
         f"{found['parts']['step']['pairs']} paired steps in {blocks} blocks a side; the same tokens were sampled in "

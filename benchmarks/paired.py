@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from benchmarks.common import REPOSITORY
 from squelch.kit.diagnosis.uncertainty import t_quantile
 
 T = TypeVar("T")
-HERE = Path(__file__).resolve().parents[1]
-"""This checkout."""
 WARM_UP = 2
 STEPS_ALONE = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
 """Settings under which a run does nothing beside its steps."""
@@ -52,7 +51,7 @@ def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
 
 def demo_steps(side: Side, model: str, steps: int, overrides: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:
     """The metrics of a run of the recipe `frozenlake` by a side, without those of the first two steps."""
-    python = side.checkout / ".venv/bin/python" if side.checkout != HERE else Path(sys.executable)
+    python = side.checkout / ".venv/bin/python" if side.checkout != REPOSITORY else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         words = [
             "train",

@@ -76,7 +76,7 @@ def links_table(rows: Sequence[Mapping[str, Any]]) -> str:
     found, shares = pooled(rows), dict[str, dict[str, str]]()
     for row in found:
         share = f"{row['covers']:.3f}" if row["verdict"] == "in" else f"**{row['covers']:.3f}**"
-        shares.setdefault(_text(row["estimate"]), {})[str(row["samples"])] = share
+        shares.setdefault(row["estimate"].replace("|", "\\|"), {})[str(row["samples"])] = share
     counts = list(dict.fromkeys(str(row["samples"]) for row in found))
     lines = ([name, *(own.get(count, UNKNOWN) for count in counts)] for name, own in shares.items())
     return "\n".join(markdown_table(("estimate", *(f"K = {count}" for count in counts)), lines))
@@ -88,10 +88,6 @@ def missed(rows: Sequence[Mapping[str, Any]]) -> str:
     named = (f"{row['estimate']}, `{row['channel']}`, N = {row['tasks']}, K = {row['samples']}" for row in outside)
     shares = (f"{row['covers']:.3f}" for row in outside)
     return "; ".join(f"{name}: {share}" for name, share in zip(named, shares, strict=True)) or "none is outside"
-
-
-def _text(cell: Any) -> str:
-    return f"{cell:.3f}" if isinstance(cell, float) else str(cell).replace("|", "\\|")
 
 
 COLUMNS = ("channel", "Z ends", "length", "K", "N", "I(X;Z)", "mean", "bias", "half width", "covers mean", "covers I")

@@ -100,7 +100,7 @@ def read_as(file: Path, parse: Callable[[Content], T]) -> list[T]:
     return [parsed(one, parse, f"{file}: {one['name']}") for one in read(file)]
 
 
-def parsed(content: Any, parse: Callable[[Any], T], where: str) -> T:
+def parsed(content: Content, parse: Callable[[Content], T], where: str) -> T:
     """What `parse` makes of a run's content. UserError, which begins with `where`, if it cannot."""
     try:
         return parse(content)
@@ -165,9 +165,7 @@ def _columns(series: Mapping[str, Mapping[int, Any]]) -> dict[str, list[Any]]:
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
-    """The rows of a small table in one piece; nothing if there is none."""
-    if not file.is_file():
-        return []
+    """The rows of a small table in one piece."""
     with file.open(newline="") as lines:
         return [*csv.DictReader(lines)]
 

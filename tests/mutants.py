@@ -98,6 +98,11 @@ class Change:
     after: str
 
     @property
+    def where(self) -> str:
+        """The change with its line."""
+        return f"{self.file}:{self.line}: {self.before} -> {self.after}"
+
+    @property
     def says(self) -> str:
         """The change in words, as in `EQUIVALENT`."""
         return f"{self.file}{self.function and ' '}{self.function}: {self.before} -> {self.after}"
@@ -288,7 +293,7 @@ def known(out: Path) -> dict[str, str | None]:
 def key_of(change: Change) -> str:
     """A key that changes with the file's content."""
     digest = hashlib.sha256((ROOT / change.file).read_bytes()).hexdigest()[:12]
-    return f"{digest} {change.start} {change.file}: {change.before} -> {change.after}"
+    return f"{digest} {change.start} {change.says}"
 
 
 def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> tuple[int, list[str]]:
@@ -310,7 +315,7 @@ def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> tuple[int, lis
                     found[key] = tried(place, room, change)
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps({"room": room, "key": key, "noticed": found[key]}) + "\n")
-                said = f"{change.file}:{change.line}: {change.before} -> {change.after}"
+                said = change.where
                 print(f"{room} {'SURVIVES' if found[key] is None else 'noticed'} {said}", flush=True)
                 survivors += [said] if found[key] is None else []
                 count += 1
@@ -332,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.list:
         for room in rooms:
             for change in drawn(room, chosen.each, chosen.seed):
-                print(f"{room} {change.file}:{change.line}: {change.before} -> {change.after}")
+                print(f"{room} {change.where}")
         return 0
     count, survivors = run(rooms, chosen.each, chosen.seed, chosen.out)
     print(f"{len(survivors)} of {count} mutants survive", *survivors, sep="\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from docs.writers.tables import table
@@ -36,21 +35,14 @@ def page() -> str:
         "step, the first gets a line of its own before it. Counters are the sums of the steps' values.",
     ]
     for title, specs in REGISTRY.sections.items():
-        lines += ["", f"## {title}", "", "| metric | kind | labels | key in `metrics.jsonl` | meaning |"]
-        lines += ["|---|---|---|---|---|", *(_metric_row(spec) for spec in specs)]
+        head = ("metric", "kind", "labels", "key in `metrics.jsonl`", "meaning")
+        lines += ["", f"## {title}", "", table(head, map(_metric_row, specs)).rstrip("\n")]
     return "\n".join(lines) + "\n" + EMPTY + _empty_queries()
 
 
-def _metric_row(spec: MetricSpec) -> str:
+def _metric_row(spec: MetricSpec) -> tuple[str, ...]:
     keys = [spec.key] if spec.key else list(spec.keys)
-    cells = [
-        f"`{spec.name}`",
-        spec.kind,
-        _labels(spec),
-        ", ".join(f"`{key}`" for key in keys),
-        re.sub(r"([|<>])", r"\\\1", spec.help),
-    ]
-    return "| " + " | ".join(cells) + " |"
+    return f"`{spec.name}`", spec.kind, _labels(spec), ", ".join(f"`{key}`" for key in keys), spec.help
 
 
 def _labels(spec: MetricSpec) -> str:

@@ -15,13 +15,12 @@ again.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common import REPOSITORY, finished, parser_of, without_vllm
+from benchmarks.common import REPOSITORY, finished, parser_of, search_path, without_vllm
 from benchmarks.peer.on_gpu import trl_side
 from research.check_bank.forms import checkpoints, format_of, forms
 from research.check_bank.plan import CELLS, Cell
@@ -64,8 +63,8 @@ def in_trl(root: Path, module: str, names: Sequence[str]) -> None:
     load."""
     if not names:
         return
-    search = [str(REPOSITORY), *([str(OLD)] if module == "complaint_worker" else []), str(trl_side.SITE)]
-    variables = {"PYTHONPATH": os.pathsep.join(search), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    search = search_path(*([OLD] if module == "complaint_worker" else []), trl_side.SITE)
+    variables = {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = without_vllm(f"research.check_bank.{module}", str(root), *names)
     finished(command, variables, root / f"{module}.log", "TRL", RUN_S)
 
@@ -181,7 +180,7 @@ def _forms(own: Sequence[Row], kind: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = parser_of(__doc__, "the same: nothing is run")
+    parser = parser_of(__doc__, "judge the table, as without it")
     parser.add_argument("--run", action="store_true", help="run the cells that are not done, and check them")
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL", help="run: these")
     folder = REPOSITORY / "build" / "check-bank"

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_metrics
+from benchmarks.common import REPOSITORY, parser_of, print_metrics, search_path
+from benchmarks.peer.on_gpu import trl_side
 from research.findings_runs.plan import FAULTS
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import say
 
-ROOT = Path(__file__).parents[2]
 QUESTION = (
     "This is what a training run with reinforcement learning shows. What is wrong with it, if anything, and what would "
     "you do next?"
@@ -113,12 +113,14 @@ READINGS = (
 def make(reading: Reading, out: Path, quick: bool) -> Path:
     """Runs the commands; returns the file for the reader. UserError if one fails."""
     out.mkdir(parents=True, exist_ok=True)
-    site = os.pathsep.join((str(ROOT), str(ROOT / ".cache" / "trl"))) if reading.name == "trl" else str(ROOT)
+    search = search_path(*([trl_side.SITE] if reading.name == "trl" else []))
     *before, last = reading.commands(out, quick)
     for command in before:
-        subprocess.run(command, cwd=ROOT, check=False)  # a run whose members all fail ends with an exit code
-    env = os.environ | {"PYTHONPATH": site, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(last, cwd=ROOT, env=env, capture_output=reading.shown != "picture", text=True, check=False)
+        subprocess.run(command, cwd=REPOSITORY, check=False)  # a run whose members all fail ends with an exit code
+    env = os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        last, cwd=REPOSITORY, env=env, capture_output=reading.shown != "picture", text=True, check=False
+    )
     if reading.shown == "picture":
         file, text = out / f"{reading.number}.png", ""
     else:
@@ -133,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints or runs the commands; returns the exit code."""
     parser = parser_of(__doc__, "steps that only show that the commands run")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[one.name for one in READINGS], help="these")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "readers", metavar="FOLDER", help="of the files")
+    parser.add_argument(
+        "--out", type=Path, default=REPOSITORY / "build" / "readers", metavar="FOLDER", help="of the files"
+    )
     parser.add_argument("--make", action="store_true", help="run the commands")
     args = parser.parse_args(argv)
     chosen = [one for one in READINGS if not args.only or one.name in args.only]

@@ -121,15 +121,16 @@ def followed(content: Mapping[str, Any]) -> Iterator[tuple[int, Findings]]:
         yield step, findings
 
 
-def stood(content: Mapping[str, Any]) -> list[Stood]:
-    """The findings of a kept run, in the order in which they began."""
-    found = dict[str, Stood]()
+def stood(content: Mapping[str, Any]) -> tuple[list[Stood], set[str]]:
+    """The findings of a kept run, in the order in which they began, and the names of those that it can show."""
+    found, can = dict[str, Stood](), set[str]()
     for step, findings in followed(content):
+        can.update(name for name in catalogue() if findings.level(name) is not None)
         for one in findings.open:
             own = found.setdefault(one.name, Stood(one.name))
             own.began.setdefault(one.severity, step)
             own.steps.add(step)
-    return list(found.values())
+    return list(found.values()), can
 
 
 def seen(contents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[str], str]]:
@@ -138,21 +139,20 @@ def seen(contents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[str], st
     named, silent = defaultdict[str, list[str]](list), Counter[str]()
     able = Counter[str]()
     for content in contents:
-        found = stood(content)
+        found, can = stood(content)
         if content["part"] == PLANTED:
-            for name in set(FAULTS[content["arm"]].expected) & in_time(found, lines_of(content)):
+            for name in set(FAULTS[content["arm"]].expected) & in_time(found, latest(lines_of(content))):
                 named[name].append(content["arm"])
             continue
-        can = {name for _, findings in followed(content) for name in catalogue() if findings.level(name) is not None}
         able.update(can)
         silent.update(can - {one.name for one in found})
     counted = {name: f"{silent[name]} of {able[name]} healthy runs" if able[name] else "" for name in catalogue()}
     return {name: (sorted(named[name]), counted[name]) for name in catalogue()}
 
 
-def in_time(found: Sequence[Stood], lines: Sequence[Mapping[str, float]]) -> set[str]:
-    """The findings that were more than a notice so early that a planted fault counts as found."""
-    last = latest(lines)
+def in_time(found: Sequence[Stood], last: int) -> set[str]:
+    """The findings that were more than a notice so early that a planted fault counts as found. `last`: as of
+    `latest`."""
     return {one.name for one in found if one.warned is not None and one.warned <= last}
 
 
@@ -175,13 +175,13 @@ def judged(content: Mapping[str, Any]) -> dict[str, Any]:
     """What was found in a run, and the verdict: of a planted fault, whether an expected finding came in time; of a
     healthy run, whether none is more than a notice."""
     lines = lines_of(content)
-    found = stood(content)
+    (found, _), last = stood(content), latest(lines)
     warned = {one.name: one.warned for one in found if one.warned is not None}
     if content["part"] == PLANTED:
         expected = FAULTS[content["arm"]].expected
         at = min((step for name, step in warned.items() if name in expected), default=None)
-        holds = not in_time(found, lines).isdisjoint(expected)
-        said = f"{' or '.join(expected)}, step {known(at, 'd')} of at most {latest(lines)}"
+        holds = not in_time(found, last).isdisjoint(expected)
+        said = f"{' or '.join(expected)}, step {known(at, 'd')} of at most {last}"
         verdict = f"{'found' if holds else 'missed'}: {said}"
     else:
         holds = not warned

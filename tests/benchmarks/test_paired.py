@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paired import HERE, Side, alternating, ratio, run_in
+from benchmarks.common import REPOSITORY
+from benchmarks.paired import Side, alternating, ratio, run_in
 
 
 def test_the_side_that_begins_alternates_and_pairs_are_of_one_number() -> None:
-    here, other, ran = Side(HERE, ("a=1",)), Side(HERE), []
+    here, other, ran = Side(REPOSITORY, ("a=1",)), Side(REPOSITORY), []
 
     def block(side: Side, number: int) -> str:
         ran.append(side)

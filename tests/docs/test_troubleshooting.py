@@ -36,11 +36,13 @@ def said() -> tuple[str, ...]:
 
 
 def _texts(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = (str(one.value) if isinstance(one, ast.Constant) else FIELD for one in node.values)
             yield "".join(parts)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docs:
             yield node.value
 
 

@@ -103,9 +103,9 @@ def test_the_lines_of_a_run_are_kept_whole_and_their_findings_are_those_of_the_r
     found = lines_of(content)
     assert [line["step"] for line in found] == [line["step"] for line in lines] and not {"time", "at"} & set(found[0])
     assert "probe/mi" not in found[1] and found[-1]["learner/entropy"] == 0.12346
-    assert {one.name: one.severity for one in stood(content)} == {"kl_high": "critical", "entropy_falls": "notice"}
-    assert {one.name for one in replayed(lines).open} == {one.name for one in stood(content)}
-    (high, _) = stood(content)
+    assert {one.name: one.severity for one in stood(content)[0]} == {"kl_high": "critical", "entropy_falls": "notice"}
+    assert {one.name for one in replayed(lines).open} == {one.name for one in stood(content)[0]}
+    (high, _), _ = stood(content)
     assert (high.began, high.warned, high.steps) == ({"critical": 24}, 24, set(range(24, 31)))
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_ended_because_nothing_was_learned_is_judged_by_the_steps_tha
     for summary, began in (({}, False), (aborted, True)):
         (folder := tmp_path / str(began)).mkdir()
         content = kept(folder, lines, PLANTED, "verifier", **summary)
-        assert ("reward_constant" in {one.name for one in stood(content)}) is began
+        assert ("reward_constant" in {one.name for one in stood(content)[0]}) is began
 
 
 def test_what_was_found_and_where_it_was_silent_is_counted_over_the_runs_that_can_show_it(tmp_path: Path) -> None:

@@ -66,11 +66,13 @@ class StepModel:
         return math.ceil(self.groups / workers) / self.groups
 
     def step(self, workers: int, staleness: int) -> float:
-        """Seconds of a step in the long run."""
+        """Seconds of a step in the long run. Steps that are followed may fall below the bound, by what the last ones
+        have left to later ones."""
         if staleness == 0:
             return self.window(workers) + self.learner
         busiest = self._busiest(workers)
-        return _followed(self.parallel * busiest, workers * busiest, self.serial, self.learner, staleness)
+        followed = _followed(self.parallel * busiest, workers * busiest, self.serial, self.learner, staleness)
+        return max(followed, self.bound(workers, staleness))
 
     def bound(self, workers: int, staleness: int) -> float:
         """Seconds below which no step can be in the long run: the learner is never idle, or the workers are not, or all

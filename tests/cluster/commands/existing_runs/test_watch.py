@@ -520,7 +520,7 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     assert json.loads(status(tmp_path, as_json=True))["probe"]["mi_high"] == 3.9
     shown = RunMetrics(RunFolder(tmp_path))
     shown.refresh()
-    assert shown.table(["probe/mi_high"])[-1, 0] == 3.47
+    assert dict(shown.table(["step", "probe/mi_high"]))[1] == 3.47, "it stands at the step that was probed"
     figures = {"mi_seq_est": 1.5, "mi_seq_est_p_value": 0.001, "retrieval_accuracy": 0.7, "retrieval_chance": 0.125}
     ignored = {f"first_turn/{key}": value for key, value in figures.items()} | {"first_turn/regime/decorative": 1.0}
     archive.metrics(5, step_metrics(5) | ignored)

@@ -1,7 +1,7 @@
 """The model of a step's time: its bounds, its fit, and a simulation of the loop that it must agree with."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
@@ -12,11 +12,12 @@ MODELS = st.builds(StepModel, st.integers(1, 64), SECONDS, SECONDS, SECONDS, SEC
 
 @settings(max_examples=40)
 @given(MODELS, st.integers(1, 100), st.integers(0, 3))
+@example(StepModel(1, 1.0, 16.0, 1.0, 1.0, 9.0), 1, 3)  # the steps that are followed end with work done in advance
 def test_a_step_lies_between_its_bound_and_the_time_without_overlap(
     model: StepModel, workers: int, staleness: int
 ) -> None:
     step = model.step(workers, staleness)
-    assert model.bound(workers, staleness) * (1 - 1e-3) <= step <= model.step(workers, 0) * (1 + 1e-6)
+    assert model.bound(workers, staleness) <= step <= model.step(workers, 0) * (1 + 1e-6)
     assert model.step(workers + 1, 0) <= model.step(workers, 0)
     assert 0 <= model.idle_learner(workers, staleness) < 1 and 0 <= model.idle_workers(workers, staleness) <= 1
 
