@@ -40,8 +40,7 @@ def forms(folder: Path, out: Path, shared: Path) -> dict[str, Path]:
 
 def checkpoints(name: str, folder: Path, out: Path) -> Path:
     """A folder with the run's checkpoints as this form's trainer names them."""
-    format = FORMATS[format_of(name)]
-    rule = format.weights or format.traits.checkpoints
+    rule = FORMATS[format_of(name)].checkpoints_rule
     assert rule is not None, "its trainer numbers checkpoints"
     for path in sorted(folder.glob("checkpoint-*")):
         number = step_in(name, int(path.name.partition("-")[2]) + 1) + rule.offset

@@ -252,10 +252,10 @@ def _take(
     member = _member(row, where, *begin, log_p)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
-    if learned is not None and not member.text:
-        member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), member.text)
     if decode is not None and is_first and isinstance(ids := row.get("completion_ids"), list):
         member.text = decode(ids[:KEPT_IDS])  # recorded texts may spell control tokens
+    elif learned is not None and not member.text:
+        member.text = next((text[:KEPT_TEXT] for start, _, text in learned["said"] if start), member.text)
     if _joins_as_first(found, read, row, member, prompt) and is_first and readable:
         sampler.offer(where, row, learned)
 

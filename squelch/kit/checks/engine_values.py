@@ -19,7 +19,7 @@ import numpy as np
 from squelch.kit.checks.recorded import FEWEST_TOKENS, rounding, slope
 from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.checks.temperature import MARGIN
-from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing
+from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing, joined
 from squelch.kit.checks.weights_data import Sample
 from squelch.kit.diagnosis.uncertainty import t_quantile
 
@@ -76,13 +76,11 @@ def logprobs_of_other_ids(weighing: Weighing) -> list[Result]:
     if weighing.recording_temperature is None:
         return []
     name, use = "logprobs_of_other_ids", [s for s, saved in enumerate(weighing.own_saved) if saved]
-    offs = [_off(weighing, s) for s in use]
-    by_step: dict[int | None, list[np.ndarray]] = {}
-    for s, off in zip(use, offs, strict=True):
-        by_step.setdefault(weighing.samples[s].step, []).append(off)
-    known = {step for step, own in by_step.items() if _are_near(np.concatenate(own))}  # weights of others are not saved
-    fitting = [(s, off) for s, off in zip(use, offs, strict=True) if weighing.samples[s].step in known]
-    every = np.concatenate([*(off for _, off in fitting), np.zeros(0)])
+    offs = {s: _off(weighing, s) for s in use}
+    steps = weighing.by_step(use).items()
+    known = {step for step, own in steps if _are_near(joined([offs[s] for s in own]))}  # others' weights are not saved
+    fitting = {s: off for s, off in offs.items() if weighing.samples[s].step in known}
+    every = joined(list(fitting.values()))
     if len(every) < FEWEST_TOKENS:
         says = "Too few uncertain tokens have the log-probability of a checkpoint at hand"
         return [Result(name, "unknown", says, needs="the checkpoints that sampled the steps, and exact values")]
@@ -92,7 +90,7 @@ def logprobs_of_other_ids(weighing: Weighing) -> list[Result]:
     )
     if far < LEAST_FAR * len(every):
         return [Result(name, "sound", f"{says}, as healthy runs may", of=len(use))]
-    wrong = [(weighing.samples[s].row, count) for s, off in fitting if (count := int((off > FAR).sum()))]
+    wrong = [(weighing.samples[s].row, count) for s, off in fitting.items() if (count := int((off > FAR).sum()))]
     shown = examples((row, f"{count} tokens with the log-probability of another") for row, count in wrong)
     size = Size.share(far, len(every), "uncertain tokens")
     return [Result(name, "fault", f"{says}, in steps that it sampled", len(wrong), len(use), size, shown)]

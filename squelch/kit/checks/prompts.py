@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id
 from squelch.kit.checks.chance import BY_CHANCE, log_tail
 from squelch.kit.checks.claims import Claims
-from squelch.kit.checks.collected import Collected
+from squelch.kit.checks.collected import Collected, Decode
 from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.records import records
@@ -36,9 +36,7 @@ replacement, about half."""
 FEWEST = 20
 
 
-def prompts_lost(
-    found: Collected, claims: Claims, data: Path | None, decode: Callable[[Sequence[int]], str] | None = None
-) -> Result:
+def prompts_lost(found: Collected, claims: Claims, data: Path | None, decode: Decode | None = None) -> Result:
     """Prompts of the file that were skipped or never played. `decode`: gives the text of ids."""
     name = "prompts_lost"
     if data is None:
@@ -109,7 +107,7 @@ def _wanted(data: Path) -> list[str]:
     return [text for text in texts if text]
 
 
-def _text(prompt: Any, decode: Callable[[Sequence[int]], str] | None = None) -> str | None:
+def _text(prompt: Any, decode: Decode | None = None) -> str | None:
     """A prompt's text: of messages, the last that is the user's. White space is one space."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
         prompt = None if decode is None else decode(prompt)
@@ -119,9 +117,7 @@ def _text(prompt: Any, decode: Callable[[Sequence[int]], str] | None = None) -> 
     return " ".join(prompt.split()) if isinstance(prompt, str) else None
 
 
-def _played(
-    found: Collected, wanted: Sequence[str], decode: Callable[[Sequence[int]], str] | None
-) -> dict[int, list[int]]:
+def _played(found: Collected, wanted: Sequence[str], decode: Decode | None) -> dict[int, list[int]]:
     """By step, in order: the index of each group's prompt, without those that are not found."""
     by_beginning: dict[str, dict[int, dict[str, int]]] = {}
     for index, text in enumerate(wanted):

@@ -79,10 +79,8 @@ def texts_differ(weighing: Weighing, of: Sequence[int]) -> bool:
     """Whether samples that were encoded from text look much hotter than claimed under the checkpoint that fits each
     step best: other prompts than those that were fed, and text of tools, make them look so, and weights that were not
     saved hardly."""
-    claimed, steps = weighing.claims.temperature, dict[int | None, list[int]]()
-    for s in of:
-        if not (weighing.samples[s].exact and weighing.samples[s].fed):
-            steps.setdefault(weighing.samples[s].step, []).append(s)
+    claimed = weighing.claims.temperature
+    steps = weighing.by_step([s for s in of if not (weighing.samples[s].exact and weighing.samples[s].fed)])
     if claimed is None or not steps:
         return False
     by_step = (weighing.curves[:, own].sum(axis=1) for own in steps.values())

@@ -89,6 +89,13 @@ class Weighing:
         none if the run claims nothing."""
         self.own_saved = [self._is_saved(one) for one in self.samples]
 
+    def by_step(self, of: Sequence[int]) -> dict[int | None, list[int]]:
+        """Samples by their step, None where the files say none; steps in the order in which they begin."""
+        found: dict[int | None, list[int]] = {}
+        for s in of:
+            found.setdefault(self.samples[s].step, []).append(s)
+        return found
+
     # -- curves
 
     @cached_property
@@ -150,8 +157,8 @@ class Weighing:
         nearest = off.min(axis=0).sum(axis=0).argmin()
         owns, best = off[:, :, nearest].argmin(axis=0), 1.0
         for _ in range(2):
-            joined = np.concatenate([nodes[c, s] for c, s in zip(owns, known, strict=True)], axis=1)
-            best, _ = temperature_of(_joined([parts[s][finite[s]] for s in known]), joined)
+            columns = np.concatenate([nodes[c, s] for c, s in zip(owns, known, strict=True)], axis=1)
+            best, _ = temperature_of(joined([parts[s][finite[s]] for s in known]), columns)
             again = [
                 [((at(nodes[c, s].T, best) - parts[s][finite[s]]) ** 2).sum() for s in known] for c in range(len(off))
             ]
@@ -168,11 +175,11 @@ class Weighing:
 
     def engine(self, of: Sequence[int]) -> np.ndarray:
         """The recorded log-probabilities of samples' tokens; NaN where there is none."""
-        return _joined([self._of_tokens(self.samples[s], self.samples[s].engine) for s in of])
+        return joined([self._of_tokens(self.samples[s], self.samples[s].engine) for s in of])
 
     def trainer(self, of: Sequence[int]) -> np.ndarray:
         """Those of the trainer."""
-        return _joined([self._of_tokens(self.samples[s], self.samples[s].trainer) for s in of])
+        return joined([self._of_tokens(self.samples[s], self.samples[s].trainer) for s in of])
 
     def rollouts(self, of: Sequence[int]) -> np.ndarray:
         """A number of its rollout for each token."""
@@ -182,7 +189,7 @@ class Weighing:
 
     def values(self, of: Sequence[int], candidates: Sequence[int], temperature: float) -> np.ndarray:
         """The log-probabilities of samples' tokens, each under the candidate that is given for it."""
-        return _joined([self._values(c, s, temperature) for s, c in zip(of, candidates, strict=True)])
+        return joined([self._values(c, s, temperature) for s, c in zip(of, candidates, strict=True)])
 
     def _values(self, candidate: int, sample: int, temperature: float) -> np.ndarray:
         one = self._tokens[candidate][sample]
@@ -307,5 +314,6 @@ class Weighing:
         return np.asarray(values, dtype=np.float64)[sample.mask]
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The values of all parts, in order; none of no parts."""
     return np.concatenate(parts) if parts else np.zeros(0)

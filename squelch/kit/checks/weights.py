@@ -45,6 +45,11 @@ NAMES = (
 FALSE_RATE = 2e-3
 MOST_LAG = 5
 """Saved checkpoints by which all steps may be behind together."""
+CLAIMED_BY = (
+    ("stale_weights", False, "the run's numbering of checkpoints"),
+    ("recorded_versions", True, "the recorded versions"),
+)
+"""(result, whether the engine recorded the versions of its samples, what says which checkpoint sampled them)."""
 CHECKPOINTS = "the trainer's checkpoints (--checkpoints DIR)"
 
 
@@ -99,19 +104,19 @@ def check_weights(
         says = "No row was scored under a checkpoint"
         return [Result(name, "unknown", says, needs=needs) for name in names] + without_weights(samples)
     weighing = Weighing(scores, claims)
-    kinds: list[list[int]] = [[], []]
-    for s, sample in enumerate(weighing.samples):
-        kinds[sample.recorded].append(s)
+    asked = [
+        (name, of, source)
+        for name, recorded, source in CLAIMED_BY
+        if (of := [s for s, sample in enumerate(weighing.samples) if sample.recorded == recorded])
+    ]
     other_ids, results = logprobs_of_other_ids(weighing), list[Result]()
     if any(one.verdict == "fault" for one in other_ids):
-        names = ["stale_weights"] * bool(kinds[False]) + ["recorded_versions"] * bool(kinds[True])
+        names = (*(name for name, _, _ in asked), "temperature", "precision")
         says, needs = "The rows hold other ids than those that were sampled", "the sampled ids"
-        results += [Result(name, "unknown", says, needs=needs) for name in (*names, "temperature", "precision")]
+        results += [Result(name, "unknown", says, needs=needs) for name in names]
         return results + other_ids + engine_against_trainer(weighing)
-    if kinds[False]:
-        results += _of_claims(weighing, kinds[False], "stale_weights", "the run's numbering of checkpoints")
-    if kinds[True]:
-        results += _of_claims(weighing, kinds[True], "recorded_versions", "the recorded versions")
+    for name, of, source in asked:
+        results += _of_claims(weighing, of, name, source)
     at_fault = any(one.verdict == "fault" for one in results)
     results += [temperature(weighing), recording_mode(weighing), precision(weighing, at_fault)]
     return results + other_ids + engine_against_trainer(weighing)
@@ -119,13 +124,9 @@ def check_weights(
 
 def step_sets(weighing: Weighing, of: Sequence[int]) -> list[StepSet]:
     """The weights that are not excluded, by step, of the samples that claim some."""
-    by_step: dict[int | None, list[int]] = {}
-    for s in of:
-        if weighing.claimed[s]:
-            by_step.setdefault(weighing.samples[s].step, []).append(s)
     asked = [
         (step, own, [c for c in range(len(weighing.candidates)) if not weighing.are_same(own, [c] * len(own))])
-        for step, own in by_step.items()
+        for step, own in weighing.by_step([s for s in of if weighing.claimed[s]]).items()
     ]
     threshold = math.log(2 * max(1, sum(len(rivals) for _, _, rivals in asked)) / FALSE_RATE)
     return [_step_set(weighing, *one, threshold) for one in asked]

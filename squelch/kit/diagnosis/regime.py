@@ -241,8 +241,10 @@ def decided_by(regime: str, metrics: Mapping[str, float], links: Mapping[str, fl
         return "MI is not known"
     if math.isnan(value):
         return f"{depends}; D is not known"
-    when = f" of step {links['step']:.0f}" if "step" in links else ""
-    return f"{depends}; D{when} is too old, or the reasoning states too little to be judged"
+    if math.isnan(links.get("follows", math.nan)):
+        return f"{depends}; D has no interval or no null"
+    too_old = f"D of step {links['step']:.0f} is too old, or " if "step" in links else ""
+    return f"{depends}; {too_old}the reasoning states too little to be judged"
 
 
 def dependence_words(metrics: Mapping[str, float]) -> tuple[bool | None, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.dotted import nested
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.gpu_split import ON_ONE, SHARED, of_each, on_several
+from squelch.kit.base.gpu_split import ON_ONE, of_each, on_several, shares
 from squelch.kit.importing.rewards import WRAPPED, wrapper
 from squelch.kit.importing.sources import Source
 from squelch.kit.importing.tables import ALWAYS, RELEASES, Row, rows, rows_of
@@ -101,7 +101,7 @@ class Imported:
     def require(self, given: str) -> None:
         """UserError unless everything is known without which there is no recipe. `given`: as in `write`."""
         if lacking := [key for key in NEEDED if self.settings.get(key) is None]:
-            known = [f"{NEEDED[key]} ({key}{_because(self, key, dict(self.unknown))})" for key in lacking]
+            known = [f"{NEEDED[key]} ({key}{_because(self, key)})" for key in lacking]
             raise UserError(
                 f"{self.source.where}: no recipe, because these are unknown: {', '.join(known)}. Give each "
                 f"{given.format(lacking[0])}"
@@ -227,7 +227,7 @@ def _place(made: Imported, gpus: Any) -> None:
         split = on_several(ranks, gpus - ranks, size, scored=True, shared=size == 1)
         settings |= split | {"rollout.count": max(1, split["rollout.count"])}
     elif "learner.ranks" in settings:
-        settings |= of_each(SHARED if size == 1 else (1, size, 1))
+        settings |= of_each(shares(size, scored=True, shared=size == 1))
     else:
         return
     settings["scorer.dtype"] = "bfloat16" if settings.get("learner.dtype") == "bfloat16" else "float32"
@@ -292,8 +292,8 @@ def _key_of(trainer: str, here: str) -> str:
     return next(row.key for row in rows(trainer) if row.here == here)
 
 
-def _because(made: Imported, setting: str, why: Mapping[str, str]) -> str:
-    keys = [row.key for row in rows(made.source.trainer) if row.setting == setting]
+def _because(made: Imported, setting: str) -> str:
+    keys, why = [row.key for row in rows(made.source.trainer) if row.setting == setting], dict(made.unknown)
     known = next((why[key] for key in (setting, *keys) if key in why), "")
     return f": {known.removeprefix(f'{setting}: ')}" if known else ""
 

@@ -10,7 +10,9 @@
 A script is read as text. Of a shell script the words of the trainer's command are taken, with variables and arrays that
 are assigned once, outside of any block, from text that names none but such ones. Of a Python script the arguments of
 `GRPOConfig`, `GRPOTrainer` and `LoraConfig` are taken that are literals, or names of such. Everything else is unknown;
-so are keys that are not there, if the command has more words, or the call more arguments, than can be read.
+so are keys that are not there, if the command has words, or the call arguments, that cannot be read. Of OpenRLHF's
+command only an array that is not known counts as such words, since a single word may be the value of the flag before.
+The script's own arguments (`$@`, `$*`) never count: they are taken to be none.
 """
 
 from __future__ import annotations
@@ -207,13 +209,10 @@ def _assigned(lines: Sequence[tuple[int, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {name: Unknown(f"a script computes {name}") for name, count in times.items() if count > 1}
     for name, value in assigned:
         if times[name] == 1:
-            words = (
-                _words(value[1:].removesuffix(")"), found)
-                if value.startswith("(")
-                else _words(value, found, whole=True)
-            )
+            is_array = value.startswith("(")
+            words = _words(value[1:].removesuffix(")") if is_array else value, found, whole=not is_array)
             one = words[0] if len(words) == 1 else Unknown(f"a script computes {name}") if words else ""
-            found[name] = words if value.startswith("(") else one
+            found[name] = words if is_array else one
     return found
 
 
@@ -231,7 +230,7 @@ def _words(line: str, names: Mapping[str, Any], *, whole: bool = False) -> list[
         if array:
             own = names.get(array[1])
             found += own if isinstance(own, list) else [Words(f"a script computes {word}")]
-        elif not literal and re.search(r"\$\(|`|\$\(\(", word):
+        elif not literal and re.search(r"\$\(|`", word):
             found.append(_computed(word))
         else:
             made = word if literal else _substituted(word, names)

@@ -173,12 +173,12 @@ def _list(value: Any, _: str, look: Look) -> Any:
 
 
 def _pick(value: Any, names: str, look: Look) -> Any:
-    given = [value] if isinstance(value, str) else value or []
+    given = value if isinstance(value, list | tuple) else [value]
     return [one for one in given if one in names.split()] or NOTHING
 
 
 def _name(value: Any, _: str, look: Look) -> Any:
-    text = re.sub(r"[^A-Za-z0-9_+.-]+", "-", str(value or "")).lstrip(".-")[:200]
+    text = re.sub(r"[^A-Za-z0-9_+.-]+", "-", str(value)).lstrip(".-")[:200]
     return text or NOTHING
 
 

@@ -5,8 +5,8 @@ Invariants:
 - A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
 - No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
   within `CLOSE_TIMEOUT_S`.
-- `close` waits for a Prometheus that scrapes to read the last values, so that it learns of an orderly end; at most
-  `LAST_SCRAPE_S`, and one and a half of its intervals since its last scrape.
+- Once the run has ended in order (`squelch_run_ended` is 1), `close` waits for a Prometheus that scrapes to read that;
+  at most `LAST_SCRAPE_S`, and one and a half of its intervals since its last scrape. After a failure it waits for none.
 - The exporter listens at the first free one of `PORTS` unless `recorder.port` is set, and on loopback unless
   `recorder.host` is set. Beyond loopback it does not start without a token, which the variable SQUELCH_METRICS_TOKEN
   holds, and answers 401 to every request that lacks `Authorization: Bearer TOKEN`.
@@ -42,6 +42,7 @@ PORTS = range(9464, 9474)
 configurations scrape all of them."""
 CLOSE_TIMEOUT_S = 5.0
 LAST_SCRAPE_S = 60.0
+ENDED = "squelch_run_ended"
 PROMETHEUS = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 """A header of every scrape by Prometheus, and of nobody who looks at the metrics in a browser."""
 TOKEN = "SQUELCH_METRICS_TOKEN"
@@ -146,8 +147,8 @@ class Recorder:
         return noting
 
     def _await_last_scrape(self) -> None:
-        """Returns at once if Prometheus does not scrape, or has read the last values."""
-        if len(self._scrapes) < 2:
+        """Returns at once if no orderly end was set, or Prometheus does not scrape, or has read the last values."""
+        if self._store.scalars.get(ENDED, {}).get(()) != 1 or len(self._scrapes) < 2:
             return
         before, last = self._scrapes
         end = min(last + 1.5 * (last - before), time.monotonic() + LAST_SCRAPE_S)
@@ -155,7 +156,7 @@ class Recorder:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Waits for the last scrape, and stops listening; may be called twice."""
+        """Waits for the last scrape of a run that ended in order, and stops listening; may be called twice."""
         if self._server is None or self._thread is None:
             return
         self._await_last_scrape()

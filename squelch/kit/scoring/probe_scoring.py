@@ -34,6 +34,9 @@ from squelch.kit.scoring.modality_scoring import modality_metrics
 from squelch.kit.scoring.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
 from squelch.kit.scoring.settings import ProbeConfig
 
+if TYPE_CHECKING:
+    from squelch.kit.scoring.cross_scoring import CrossScorer
+
 METRICS = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),
     *("mi_upper_standard_error", "mi_p_value", "mi_null_95", "ceiling", "saturated", "conditional_entropy"),
@@ -42,9 +45,6 @@ METRICS = (
     *(f"modality/{key}" for key in MODALITY_KEYS),
     *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
-
-if TYPE_CHECKING:
-    from squelch.kit.scoring.cross_scoring import CrossScorer
 """Keys of an evaluation's metrics, each NaN if unknown."""
 
 

@@ -15,7 +15,7 @@ from squelch.kit.importing.values import Unknown
 
 
 def recipe(trainer: Any, file: str | Path, given: Mapping[str, Any] | None = None) -> None:
-    """Writes the recipe, the data sets beside it as Parquet, and prints what became of each key.
+    """Writes the recipe, beside it as Parquet the data sets that it uses, and prints what became of each key.
 
     Args:
         given: settings of Squelch by dotted key, which win.
@@ -24,29 +24,35 @@ def recipe(trainer: Any, file: str | Path, given: Mapping[str, Any] | None = Non
         UserError: a value without which there is no recipe is unknown, or a file exists. Nothing is written then.
     """
     out = Path(file)
-    data = {path: partial(_write, rows) for path, rows in _files(trainer, out).items()}
-    from_trainer(trainer, out, given).write(out, "as given={{'{}': VALUE}}", data)
+    files = _files(trainer, out)
+    made = from_trainer(trainer, out.stem, files, given)
+    data = made.settings.get("environment.options.data")
+    used = data if isinstance(data, list) else [data]
+    beside = {path: partial(_write, rows) for path, rows in files.items() if str(path) in used}
+    made.write(out, "as given={{'{}': VALUE}}", beside)
 
 
 def _write(rows: Any, path: Path) -> None:
     rows.to_parquet(str(path))
 
 
-def from_trainer(trainer: Any, out: Path, given: Mapping[str, Any] | None = None) -> Imported:
-    """The recipe of a trainer, for the file `out`."""
+def from_trainer(
+    trainer: Any, name: str, files: Mapping[Path, Any], given: Mapping[str, Any] | None = None
+) -> Imported:
+    """The recipe of a trainer, of this name. `files`: its data sets by the path to which each is to be written."""
     arguments = dict(trainer.args.to_dict())
     arguments |= {
         "model": trainer.model.config._name_or_path or Unknown("the script makes the model; save it, and name it"),
         "reward_funcs": _names(trainer.reward_funcs),
         "reward_weights": _weights(trainer),
-        "train_dataset": _paths(_files(trainer, out)),
+        "train_dataset": _paths(files),
         "max_steps": _optimizer_steps(trainer),
         "world_size": None if trainer.args.device.type == "cpu" else trainer.args.world_size,
     }
     if adapters := getattr(trainer.model, "peft_config", None):
         own = next(iter(adapters.values()))
         arguments |= {"peft_config.r": own.r, "peft_config.lora_alpha": own.lora_alpha}
-    return imported(Source(TRL, out.stem, arguments, True), given)
+    return imported(Source(TRL, name, arguments, True), given)
 
 
 def _optimizer_steps(trainer: Any) -> int:
@@ -88,8 +94,8 @@ def _files(trainer: Any, out: Path) -> dict[Path, Any]:
 
 
 def _paths(files: Mapping[Path, Any]) -> list[str] | Unknown:
-    streamed = "a data set is a stream or several; write it to a file"
-    return _all_known(str(path) if hasattr(one, "to_parquet") else Unknown(streamed) for path, one in files.items())
+    several = Unknown("several data sets in one argument; write each to a file")
+    return _all_known(several if isinstance(one, Mapping) else str(path) for path, one in files.items())
 
 
 def _all_known(found: Iterable[str | Unknown]) -> list[str] | Unknown:

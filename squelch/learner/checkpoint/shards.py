@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.kit.base.disk import sync
 from squelch.kit.models.tensor_files import TensorHeader, read_header
+from squelch.kit.models.written import save_tensors
 from squelch.kit.untrusted.files import Unreadable, brief, decoding, is_folder
 
 PART_BYTES = 1 << 30
@@ -123,7 +123,7 @@ def write(
     numbers = sharded | {name: first + number for name, number in shared.items()}
     for part in sorted(set(numbers.values())):
         path = folder / f"{rank:05d}-{part:05d}.safetensors"
-        save_file({name: own[name].cpu().contiguous() for name in own if numbers[name] == part}, path)
+        save_tensors({name: own[name].cpu().contiguous() for name in own if numbers[name] == part}, path)
         if synced:
             sync(path)
 

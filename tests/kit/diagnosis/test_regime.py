@@ -157,6 +157,7 @@ LINKS = {
     "dependence_high": 3.47,
     "dependence_p_value": 0.002,
     "dependence_share": 0.52,
+    "follows": 1.0,
 }
 
 
@@ -177,8 +178,9 @@ LINKS = {
         ("used", {}, {}, "MI 1.50 nats, p = 0.001; D 3.36 [3.25, 3.47] nats, 52% of the answer's surprise"),
         ("unknown", {"mi_seq_est": math.nan}, {}, "MI is not known"),
         ("unknown", {}, {"dependence": math.nan}, "MI 1.50 nats, p = 0.001; D is not known"),
-        ("unknown", {}, {}, "D is too old, or the reasoning states too little to be judged"),
-        ("unknown", {}, {"step": 25.0}, "D of step 25 is too old, or"),
+        ("unknown", {}, {"follows": math.nan, "step": 25.0}, "MI 1.50 nats, p = 0.001; D has no interval or no null"),
+        ("unknown", {}, {}, "p = 0.001; the reasoning states too little to be judged"),
+        ("unknown", {}, {"step": 25.0}, "; D of step 25 is too old, or the reasoning states too little to be judged"),
     ],
 )
 def test_a_regime_says_what_was_measured_and_against_which_floor(

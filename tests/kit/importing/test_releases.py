@@ -163,10 +163,17 @@ def test_what_verls_own_code_writes_becomes_a_recipe(written: Path, tmp_path: Pa
     assert [why for _, why in made.unknown if "no key of" in why] == []
 
 
-def test_a_trainer_of_trl_that_is_ready_to_train_becomes_a_recipe(trl_site: Path, tmp_path: Path) -> None:  # noqa: F811
-    in_trl(tmp_path, "tests.kit.trl.ready")
-    found = flat(read_recipe(str(tmp_path / "mine.yaml")))
-    asked = json.loads((tmp_path / "asked.json").read_text())
+@pytest.fixture(scope="module")
+def ready(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """The folder of `tests.kit.trl.ready`."""
+    folder = tmp_path_factory.mktemp("ready")
+    in_trl(folder, "tests.kit.trl.ready")
+    return folder
+
+
+def test_a_trainer_of_trl_that_is_ready_to_train_becomes_a_recipe(ready: Path) -> None:
+    found = flat(read_recipe(str(ready / "mine.yaml")))
+    asked = json.loads((ready / "asked.json").read_text())
     assert (found["loop.prompts"], found["sampling.group_size"]) == (asked["prompts"], asked["group"])
     assert found["learner.optimizer.learning_rate"] == asked["rate"] and found["loop.steps"] == asked["steps"]
     assert found["learner.minibatches"] == asked["minibatches"] and found["model.path"] == asked["model"]
@@ -175,9 +182,16 @@ def test_a_trainer_of_trl_that_is_ready_to_train_becomes_a_recipe(trl_site: Path
     files = [Path(one) for one in found["environment.options.data"]]
     assert [one.name for one in files] == ["mine-train.parquet", "mine-validation.parquet"]
     assert [pq.read_table(one).num_rows for one in files] == [24, 3]
-    made = RunConfig.model_validate(read_recipe(str(tmp_path / "mine.yaml")))
+    made = RunConfig.model_validate(read_recipe(str(ready / "mine.yaml")))
     assert made.environment.name == "Prompts" and made.learner.algorithm == "grpo"
-    assert "differences of meaning" in (tmp_path / "log").read_text()
+    assert "differences of meaning" in (ready / "log").read_text()
+
+
+def test_data_that_the_user_gives_takes_the_place_of_a_trainers_data_sets_which_are_not_written(ready: Path) -> None:
+    """The trainer evaluates on a mapping of data sets, of which no recipe can be made."""
+    assert "several data sets" in json.loads((ready / "asked.json").read_text())["refused"]
+    assert flat(read_recipe(str(ready / "given.yaml")))["environment.options.data"] == "own.jsonl"
+    assert not list(ready.glob("given-*"))
 
 
 def test_the_tables_name_the_releases_that_are_tested() -> None:

@@ -45,6 +45,8 @@ def value_of(given: Any, clauses: str, **more: Any) -> Any:
         ("a.parquet, b.parquet", "list", ["a.parquet", "b.parquet"]),
         (["a.parquet"], "list", "a.parquet"),
         (["console", "wandb"], "pick wandb tensorboard", ["wandb"]),
+        ("wandb", "pick wandb tensorboard", ["wandb"]),
+        (True, "pick wandb tensorboard", NOTHING),
         ("project", "give [wandb]", ["wandb"]),
         (None, "give [wandb]", NOTHING),
         ("my run/3", "name", "my-run-3"),

@@ -160,12 +160,15 @@ class Scraper:
             self.scrape()
 
 
-@pytest.mark.parametrize(("last_s", "waited_s", "saw_the_end"), [(1e9, 16, True), (120, 26, False), (100, 0, False)])
-def test_closing_waits_until_a_prometheus_that_scrapes_has_read_the_end(
-    monkeypatch: pytest.MonkeyPatch, last_s: float, waited_s: float, saw_the_end: bool
+@pytest.mark.parametrize(
+    ("last_s", "ended", "waited_s", "saw_the_end"),
+    [(1e9, 1, 16, True), (1e9, 0, 0, False), (120, 1, 26, False), (100, 1, 0, False)],
+)
+def test_closing_waits_until_a_prometheus_that_scrapes_has_read_the_end_unless_the_run_failed(
+    monkeypatch: pytest.MonkeyPatch, last_s: float, ended: int, waited_s: float, saw_the_end: bool
 ) -> None:
     """Last scraped at 120 s, once, or never again before the run ends at 124 s: the next scrape is at 140 s, the wait
-    for it ends at 150 s, and one scrape tells of no interval."""
+    for it ends at 150 s, and one scrape tells of no interval. A failed run leaves its end at 0."""
     recorder = Recorder(RecorderConfig(port=0), REGISTRY)
     clock = SimpleNamespace(time=time.time, monotonic=lambda: scraper.now, sleep=lambda s: scraper.sleep(s))
     scraper = SimpleNamespace(now=100.0)
@@ -174,7 +177,7 @@ def test_closing_waits_until_a_prometheus_that_scrapes_has_read_the_end(
     scraper = Scraper(recorder, last_s)
     for _ in range(24):
         scraper.sleep(1)
-    recorder.set("squelch_run_ended", 1)
+    recorder.set("squelch_run_ended", ended)
     recorder.close()
     assert scraper.found[-1] == saw_the_end
     assert scraper.now - 124 == pytest.approx(waited_s, abs=0.2)

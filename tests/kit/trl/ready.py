@@ -9,10 +9,12 @@ from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
+from squelch.kit.base.errors import UserError
 from squelch.trl import recipe
 from tests.kit.trl import ready, work
 
 RATE, GROUP = 3e-5, 4
+OWN = "own.jsonl"
 
 
 def short(completions: list[Any], **_: Any) -> list[float]:
@@ -21,7 +23,7 @@ def short(completions: list[Any], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    """Writes mine.yaml, the data beside it, and what was asked for."""
+    """Writes mine.yaml, the data beside it, what was asked for, and given.yaml, which has data of the user."""
     folder = Path(sys.argv[1])
     work.write_model(folder / "model")
     given = work.given(folder / "out", num_generations=GROUP, learning_rate=RATE, max_steps=-1, num_train_epochs=2)
@@ -39,6 +41,12 @@ def main() -> None:
     asked = {"prompts": prompts, "group": GROUP, "rate": RATE, "model": str(folder / "model")}
     asked |= {"minibatches": arguments.steps_per_generation // arguments.gradient_accumulation_steps}
     asked |= {"steps": -(-2 * 24 // prompts)}
+    trainer.eval_dataset = {"near": work.rows(2), "far": work.rows(3)}
+    try:
+        recipe(trainer, folder / "given.yaml")
+    except UserError as error:
+        asked["refused"] = str(error)
+    recipe(trainer, folder / "given.yaml", {"environment.options.data": OWN})
     (folder / "asked.json").write_text(json.dumps(asked))
 
 

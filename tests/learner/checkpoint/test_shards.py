@@ -74,6 +74,12 @@ def test_files_are_filled_in_order_and_hold_no_more_than_they_may(sizes: list[in
         assert sum(inside) <= most or len(inside) == 1
 
 
+def test_shards_have_the_rights_of_the_files_beside_them(tmp_path: Path) -> None:
+    write(tmp_path, {"m/parameter/w": torch.ones(2)}, 0)
+    (tmp_path / "other").touch()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "as the user's umask says"
+
+
 def test_tensors_that_every_rank_holds_are_written_once(tmp_path: Path) -> None:
     step = torch.tensor(3.0)
     write(tmp_path, {"m/step/x": step}, 0)
