@@ -36,6 +36,7 @@ from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.kit.archive.writer import Archive
 from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.loggers import Loggers
 from tests.stand_ins.processes import ProcessStandIns
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
     try:
         await actors.connect()
         await fleet.start()
-        coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), lambda _: None)
+        coordinator = make_coordinator(config, fleet, archive, Loggers(recorder, []), LoopState(), lambda _: None)
         service, hosts = await actors.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()

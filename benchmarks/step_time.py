@@ -19,10 +19,8 @@ import asyncio
 import random
 import statistics
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -31,10 +29,13 @@ from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.wiring import make_coordinator
+from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.step_time import StepModel, fitted, observed
 from squelch.kit.archive.reader import is_of_step
 from squelch.kit.archive.writer import Archive
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.loggers import Loggers
 from squelch.kit.records.records import GroupSummary, Ticket
 from tests.stand_ins.channel import Local
 from tests.stand_ins.hosts import FilterHost, Host
@@ -106,16 +107,6 @@ class EngineHost(Host):
         return self._made_up(ticket, lengths)
 
 
-class _NoSink:
-    """Exports nothing."""
-
-    def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Sets no gauge."""
-
-    def step(self, step: int, flat: Mapping[str, Any]) -> None:
-        """Exports no metrics."""
-
-
 async def simulate(config: RunConfig) -> None:
     """Runs the configuration with simulated engines; its metrics are in its folder."""
     hosts = [Local(EngineHost()) for _ in range(config.rollout.start_count)]
@@ -124,7 +115,8 @@ async def simulate(config: RunConfig) -> None:
     fleet = Fleet(config, actors, archive.event)
     try:
         await fleet.start()
-        await make_coordinator(config, fleet, archive, _NoSink(), LoopState(), lambda _: None).run()
+        unserved = Loggers(Recorder(config.recorder, REGISTRY), [])
+        await make_coordinator(config, fleet, archive, unserved, LoopState(), lambda _: None).run()
     finally:
         await fleet.stop()
         archive.close()

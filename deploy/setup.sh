@@ -163,29 +163,23 @@ newer_python() {
 # Packages of other people, which only tests need; they come without a digest. Beside the environment lie TRL, which runs
 # on its torch and transformers (PYTHONPATH=.cache/trl), and trainers whose own configurations the tests of `squelch
 # import` read. Clients and frameworks have environments of their own: verifiers needs another `openai` than vLLM does,
-# Harbor a newer Python.
+# Harbor a newer Python. Agents are programs for Node, which `test` does not install: one of them is not free software.
 setup_foreign_packages() {
     local name=$1 place=.cache/$1 list=deploy/$1.txt python="$venv/bin/python"
     cmp -s "$list" "$place/squelch-setup.txt" && return
-    if [ "$name" = harbor ]; then python=$(newer_python) || return; fi
+    case "$name" in
+        harbor) python=$(newer_python) || return ;;
+        agents) command -v npm >/dev/null || fail "npm is not installed; it comes with Node.js" ;;
+    esac
     echo "setup: installing $list into $place"
     rm -rf "$place"
     case "$name" in
         trl | trainers) pip --target "$place" --no-deps -r "$list" ;;
+        agents)
+            grep -v '^#' "$list" | xargs npm install --prefix "$place" --no-fund --no-audit --loglevel=error ;;
         *) "$python" -m venv "$place" \
             && "$place/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list" ;;
     esac && cp "$list" "$place/squelch-setup.txt"
-}
-
-# Programs for Node that are agents, which nothing here installs unasked: one of them is not free software.
-setup_agents() {
-    local apart=.cache/agents
-    cmp -s deploy/agents.txt "$apart/squelch-setup.txt" && return
-    command -v npm >/dev/null || fail "npm is not installed; it comes with Node.js"
-    echo "setup: installing deploy/agents.txt into $apart"
-    rm -rf "$apart"
-    grep -v '^#' deploy/agents.txt | xargs npm install --prefix "$apart" --no-fund --no-audit --loglevel=error \
-        && cp deploy/agents.txt "$apart/squelch-setup.txt"
 }
 
 case "$kind" in
@@ -199,10 +193,9 @@ case "$kind" in
                 "skipped with a message (deploy/setup.sh $name)" >&2
         done
         ;;
-    trl | trainers | clients | verifiers | harbor)
+    trl | trainers | clients | verifiers | harbor | agents)
         setup_foreign_packages "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
         ;;
-    agents) setup_agents || fail "the packages of deploy/agents.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;
     renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
     *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, trainers, clients, verifiers, harbor or agents" ;;

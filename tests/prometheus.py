@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import socket
@@ -29,6 +28,7 @@ from squelch.deploy.boards import ANNOTATIONS, BOARDS
 from squelch.deploy.dashboards import ROOT
 from squelch.kit.metrics.exporter import StoreCollector
 from squelch.kit.metrics.series import MetricStore
+from tests.needs import skip_or_fail
 
 ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -53,10 +53,7 @@ def need_prometheus(program: str = "prometheus") -> str:
     path = shutil.which(program)
     if path is None:
         package = "prometheus-alertmanager" if program in ("amtool", ALERTMANAGER) else "prometheus"
-        reason = f"{program} is not installed; on Debian and Ubuntu: apt-get install {package}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_or_fail(f"{program} is not installed; on Debian and Ubuntu: apt-get install {package}")
     return path
 
 

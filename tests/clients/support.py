@@ -14,7 +14,9 @@ import warnings
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import aiohttp
@@ -26,6 +28,8 @@ from squelch.actors.endpoint.server import Endpoint
 from squelch.actors.endpoint.session import Call, Recorded
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion
+from squelch.actors.play.codec import ChatCodec
+from tests.kit.text.made import chatml_bpe, save_folder
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -42,15 +46,22 @@ TEMPLATE = (
 )
 """Every message in a form of its own, so that its text can be taken apart again."""
 
+
+@cache
+def codec() -> ChatCodec:
+    """A ChatML codec with `TEMPLATE`."""
+    return ChatCodec(save_folder(Path(mkdtemp()), chatml_bpe(), TEMPLATE))
+
+
 Message = tuple[str, str, tuple[tuple[str, str], ...]]
 """(role, content, (name, canonical arguments) of each call)."""
 
 
 def interpreter_of(name: str) -> Path:
-    """The Python of an environment of `deploy/setup.sh clients`; the test is skipped, loudly, where it is missing."""
+    """The Python of the environment of `deploy/setup.sh NAME`; the test is skipped, loudly, where it is missing."""
     folder = ROOT / ".cache" / name
     if not (folder / "squelch-setup.txt").is_file():
-        told = f"the environment {name} is not there: such clients are NOT TESTED; run deploy/setup.sh clients"
+        told = f"the environment {name} is not there: such clients are NOT TESTED; run deploy/setup.sh {name}"
         warnings.warn(told, stacklevel=2)
         pytest.skip(told)
     return folder / "bin" / "python"

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 
 from squelch.actors.endpoint.session import Call
 from squelch.actors.messages import Completion
-from squelch.actors.play.codec import ChatCodec
-from tests.clients.support import TEMPLATE, Sample, assert_decodes, play
-from tests.kit.text.made import chatml_bpe, save_folder
+from tests.clients.support import Sample, assert_decodes, codec, play
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 SPACED = '<tool_call>\n{ "arguments" : {"b":4,  "a":5}, "name":"add" }\n</tool_call>'
@@ -22,11 +17,6 @@ FINAL = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "9"}}\n</
 """The call with which an agent of smolagents ends."""
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
-
-
-@cache
-def codec() -> ChatCodec:
-    return ChatCodec(save_folder(Path(mkdtemp()), chatml_bpe(), TEMPLATE))
 
 
 def scripted(*texts: str) -> Sample:

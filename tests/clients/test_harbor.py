@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from squelch.actors.messages import Completion, GenerationRequest
-from squelch.actors.play.player import Generate
 from squelch.envs.agent import harbor_bridge
-from squelch.envs.config import EnvironmentConfig
-from squelch.kit.records.failures import FailureCause
 from squelch.kit.records.records import Group
-from tests.actors.play.test_agent_episode import play, ticket
-from tests.clients.support import PROGRAMS, ROOT, interpreter_of
-from tests.clients.test_clients import codec
+from tests.clients.bridges import Policy, assert_paid, played, rows_of, sum_asked, three_answers
+from tests.clients.support import PROGRAMS
 
 TEST = """\
 grep -q fault answer && exit
@@ -49,62 +39,24 @@ def tasks(folder: Path, number: int) -> Path:
     return folder / "tasks"
 
 
-def written(python: Path, folder: Path, trial: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def written(folder: Path, trial: dict[str, Any]) -> list[str]:
+    """The words of the bridge's command for the folder's tasks and a trial of these settings."""
     (folder / "trial.yaml").write_text(json.dumps(trial))
-    command = [sys.executable, "-m", "squelch.envs.agent.harbor_bridge", str(python), str(folder / "tasks")]
-    return subprocess.run(
-        [*command, str(folder / "trial.yaml")], cwd=ROOT, capture_output=True, timeout=180, check=False, text=True
-    )
+    return [str(folder / "tasks"), str(folder / "trial.yaml")]
 
 
-def said_by_a_model_that(does: Callable[[str], str]) -> Generate:
-    """Answers each call with what `does` makes of the conversation."""
-
-    async def generate(worker: str, request: GenerationRequest) -> Completion:
-        text = does(codec().backend.decode(request.prompt_ids.tolist()))
-        ids = np.append(codec().encode(text), np.int32(codec().stop_ids[0]))
-        return Completion(request.request_id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0, 0)
-
-    return generate
-
-
-def sum_asked(conversation: str) -> int:
-    return sum(map(int, re.findall(r"What is (\d+) \+ (\d+)\?", conversation)[-1]))
-
-
-def played(folder: Path, trial: dict[str, Any], does: Callable[[str], str]) -> Group:
+def played_here(folder: Path, trial: dict[str, Any], policy: Policy) -> Group:
     """A group of Harbor's trials."""
-    python = interpreter_of("harbor")
     tasks(folder, 40)
-    rows = written(python, folder, trial)
-    assert rows.returncode == 0, rows.stderr[-3000:]
-    assert len(rows.stdout.splitlines()) == 40
-    (folder / "tasks.jsonl").write_text(rows.stdout)
-    bridge = "squelch.envs.agent.harbor_bridge:play"
-    options = {"data": str(folder / "tasks.jsonl"), "python": str(python), "call": bridge}
-    environment = EnvironmentConfig(name="Agent", options=options)
-    (group,) = play(codec(), said_by_a_model_that(does), environment, ticket("Agent", options, 3))
-    return group
+    return played("harbor", folder, 40, policy, *written(folder, trial))
 
 
 def test_a_task_is_played_by_harbors_trial_and_paid_by_its_verifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(PROGRAMS)  # the process of the trials finds its parts beside the run
-    turns = itertools.count()
-    group = played(
-        tmp_path, ASKS, lambda asked: (str(sum_asked(asked)), "I cannot say how much.", "fault")[next(turns) % 3]
-    )
-    told = set()
-    for one in group.trajectories:
-        said = codec().text(one.token_ids[one.loss_mask])
-        if said == "fault":
-            assert one.failure is not None and one.failure.cause is FailureCause.AGENT_ERROR
-            assert "no valid reward: RewardFileNotFoundError" in one.failure.detail, "a fault is no reward of 0"
-        else:
-            assert one.failure is None and one.episode_return == float(said.isdigit())
-        told.add("right" if said.isdigit() else said)
-    assert len(told) == 3
+    group = played_here(tmp_path, ASKS, three_answers())
+    assert_paid(group, 1.0, "no valid reward: RewardFileNotFoundError")
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed, in which Terminus types")
@@ -121,20 +73,22 @@ def test_harbors_own_agent_is_trained_on_every_turn_that_it_asked_for(
         commands = [] if done else [{"keystrokes": keys, "duration": 0.5}]
         return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": done})
 
-    group = played(tmp_path, HERE | {"agent": {"name": "terminus-2"}}, types)
+    group = played_here(tmp_path, HERE | {"agent": {"name": "terminus-2"}}, types)
     for one in group.trajectories:
         assert one.failure is None and one.episode_return == 1.0
         assert len(one.turns) >= 3 and not one.segments, "all of it is one conversation"
 
 
 def test_what_is_no_task_or_no_trial_is_said_before_a_row_is_written(tmp_path: Path) -> None:
-    python = interpreter_of("harbor")
+    def refused(trial: dict[str, Any]) -> str:
+        return rows_of("harbor", *written(tmp_path, trial)).stderr
+
     (tmp_path / "tasks").mkdir()
-    assert "holds none: no task.toml" in written(python, tmp_path, ASKS).stderr
+    assert "holds none: no task.toml" in refused(ASKS)
     tasks(tmp_path, 1)
-    assert "trial.yaml: leave task out" in written(python, tmp_path, {"task": {}}).stderr
-    assert "trial.yaml: a trial has no agnet" in written(python, tmp_path, {"agnet": {}}).stderr
-    assert re.search(r"trial.yaml: .*\nagent\n", written(python, tmp_path, {"agent": 3}).stderr)
+    assert "trial.yaml: leave task out" in refused({"task": {}})
+    assert "trial.yaml: a trial has no agnet" in refused({"agnet": {}})
+    assert re.search(r"trial.yaml: .*\nagent\n", refused({"agent": 3}))
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import pytest
 
 from squelch.cluster.fleet.local_ray import CHOSEN
+from tests.needs import skip_or_fail
 from tests.prometheus import until
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -49,10 +49,8 @@ def need_namespaces() -> None:
         ip("netns", "exec", name, "unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
         ip("-n", name, "link", "add", "br0", "type", "bridge")
     except (OSError, subprocess.SubprocessError) as error:
-        reason = f"several hosts were NOT tried: no network namespaces here ({error}); needs root, iproute2, util-linux"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lacking = f"no network namespaces here ({error}); needs root, iproute2, util-linux"
+        skip_or_fail(f"several hosts were NOT tried: {lacking}")
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=180)
 
@@ -183,7 +181,6 @@ def hosts(folder: Path, logs: Path, hidden: list[Path], labels: dict[str, dict[s
         logs: for the output of each host's Ray.
         hidden: folders that are empty on every host but the driver's.
     """
-    need_namespaces()
     remove_leftovers()
     base = f"{PREFIX}-{os.getpid()}"
     driver = Host("driver", DRIVER, f"{base}-driver", [])

@@ -105,7 +105,6 @@ def slurm(folder: Path, names: list[str]) -> Iterator[Slurm]:
     Args:
         folder: for the daemons' files; short, because sockets lie in it.
     """
-    need_slurm()
     with hosts(folder, folder, [], {name: {} for name in names}) as found:
         env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         _write(folder, found.others)

@@ -18,7 +18,7 @@ import pytest
 
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.kit.archive.reader import read_events, read_groups
-from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
+from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts, need_namespaces
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone
 
@@ -38,6 +38,7 @@ PLACES = [
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterator[Hosts]:
     """The driver's host, `a` and `b`; on the latter, all folders of the tests and of their caches are empty."""
+    need_namespaces()
     cache = tmp_path_factory.mktemp("cache")
     hidden = [tmp_path_factory.getbasetemp(), tiny_policy.parent]
     labels = {name: {"role": "far", "host": name} for name in ("a", "b")}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm import Slurm, slurm
+from tests.e2e.hosts import need_namespaces
+from tests.e2e.slurm import Slurm, need_slurm, slurm
 from tests.e2e.support import REPOSITORY, STEPS, Finished, compared_run, steps, summary
 from tests.e2e.test_stop_and_resume import assert_same_run
 from tests.walk.pages import read_page
@@ -37,6 +38,8 @@ print("nodes with CPUs", *nodes, "token", os.environ["RAY_AUTH_TOKEN"], flush=Tr
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Slurm]:
+    need_slurm()
+    need_namespaces()
     with slurm(Path(tempfile.mkdtemp(prefix="sqs-", dir="/tmp")), ["a", "b"]) as found:
         yield found
 

@@ -20,6 +20,7 @@ def run(options: argparse.Namespace) -> int:
     for flag, given in (("--prometheus", options.prometheus), ("--docs", options.docs)):
         if given is not None:
             address(given, flag)
+    options.docs = (options.docs or "").rstrip("/")
     return {"push": _push, "export": _export}[options.action](options)
 
 
@@ -30,7 +31,7 @@ def _push(options: argparse.Namespace) -> int:
     server = Server(options.url or os.environ.get("GRAFANA_URL") or URL, options.plain_http)
     say(f"Grafana {one_line(server.version())} at {server.url}")
     push = Push(server, options.folder or FOLDER, options.overwrite, options.dry_run)
-    outcomes = push.run(boards.trees(options.docs or ""), options.prometheus)
+    outcomes = push.run(boards.trees(options.docs), options.prometheus)
     for outcome in outcomes:
         say(f"{one_line(outcome.what)}: {one_line(outcome.action)}")
         _list(outcome.lines)
@@ -41,7 +42,7 @@ def _export(options: argparse.Namespace) -> int:
     from squelch.cluster.grafana.files import MOUNT, export, texts
 
     labels = dict(map(_label, options.label))
-    wanted = texts(options.prometheus, options.mount or MOUNT, options.docs or "", labels)
+    wanted = texts(options.prometheus, options.mount or MOUNT, options.docs, labels)
     changed = export(options.folder, wanted, options.overwrite)
     for path in changed:
         say(f"wrote {path}")

@@ -1,5 +1,5 @@
-"""The protocols of the loop besides remote actors: the factory of the actors' clients, the store of the groups'
-rows, and the exporter. Pure.
+"""The protocols of the loop besides remote actors: the factory of the actors' clients, and the store of the groups'
+rows. Pure.
 
 `cluster.fleet.ray_actors` implements the factory and the store on Ray; the tests run the same loop with in-process
 actors. `cluster.control.calls` lists the calls to the actors, `cluster.control.client` makes them.
@@ -8,7 +8,7 @@ actors. `cluster.control.calls` lists the calls to the actors, `cluster.control.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,13 +73,3 @@ class Actors(Protocol):
 
     def free_resources(self) -> str:
         """The free resources of the cluster and the actors without a node, for the message about a late start."""
-
-
-class MetricsSink(Protocol):
-    """Takes the metrics of a step, and single values in between, for `/metrics`."""
-
-    def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Sets a gauge."""
-
-    def step(self, step: int, flat: Mapping[str, Any]) -> None:
-        """Exports the flat metrics of a step."""

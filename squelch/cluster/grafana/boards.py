@@ -21,7 +21,7 @@ def text(name: str, docs: str = "") -> str:
         return shipped
     tree = json.loads(shipped)
     (address,) = (variable for variable in tree["templating"]["list"] if variable["name"] == "docs")
-    address["query"] = docs.rstrip("/")
+    address["query"] = docs
     return json.dumps(tree, indent=2) + "\n"
 
 
@@ -32,7 +32,7 @@ def rules(docs: str = "") -> str:
         return shipped
 
     def absolute(found: re.Match[str]) -> str:
-        return f"runbook_url: {json.dumps(docs.rstrip('/') + found[1])}"
+        return f"runbook_url: {json.dumps(docs + found[1])}"
 
     return re.sub(r"runbook_url: docs(/\S+)", absolute, shipped)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
-from squelch.cluster.runs.peak import described
+from squelch.cluster.runs.series import described
 
 MOST_POINTS = 60
 """Points of a cell's line; a longer run shows means of neighbouring values."""

@@ -7,6 +7,7 @@ validation, a scorer step, a regime, and the evaluation of the probe that the re
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from squelch.cluster.runs.findings import replayed
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.next_run import remedy
-from squelch.cluster.runs.peak import described, step_key
+from squelch.cluster.runs.series import described
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
@@ -73,8 +74,6 @@ SMOOTHED = tuple(
 )
 """Keys that can be smoothed: a value with an interval states its noise already."""
 KEYS = ("step", "time", *CURVES)
-STEP_KEYS = tuple(map(step_key, KEYS))
-"""The key of the step that each of `KEYS` describes."""
 
 
 class RunMetrics:
@@ -112,9 +111,9 @@ class RunMetrics:
     def _take(self, line: dict[str, Any]) -> None:
         shown = line | {"probe/mi_high": clipped(line.get("probe/mi_high"), line.get("probe/ceiling"))}
         shown["probe/hard/mi_high"] = clipped(line.get("probe/hard/mi_high"), line.get("probe/hard/ceiling"))
-        for place, (key, own) in enumerate(zip(KEYS, STEP_KEYS, strict=True)):
+        for place, key in enumerate(KEYS):
             if (value := shown.get(key)) is not None:
-                self._row(line["step"] if line.get(own) is None else int(line[own]))[place] = float(value)
+                self._row(described(line, key))[place] = float(value)
         self._lines += 1
         self._recent.append(line)
         self._parts.take(line)
@@ -131,7 +130,9 @@ class RunMetrics:
             self._marked["probe"] = line
 
     def _row(self, step: int) -> list[float]:
-        return self._rows.setdefault(step, [float(step), *[np.nan] * (len(KEYS) - 1)])
+        if step not in self._rows:
+            self._rows[step] = [float(step), *[np.nan] * (len(KEYS) - 1)]
+        return self._rows[step]
 
     def status(self, now: float) -> RunStatus:
         """The run's status at `now`, unix seconds."""
@@ -171,9 +172,9 @@ class RunMetrics:
             return self._parts.rows(dimension)
 
     def times(self) -> list[tuple[int, float]]:
-        """(step, time of its record in unix seconds) of every step."""
+        """(step, time of its record in unix seconds) of every step that has a line of its own."""
         with self._lock:
-            return [(int(step), at) for step, at in self._table()[:, :2]]
+            return [(step, row[1]) for step, row in sorted(self._rows.items()) if not math.isnan(row[1])]
 
     def _table(self) -> np.ndarray:
         return np.array([self._rows[step] for step in sorted(self._rows)] or np.zeros((0, len(KEYS))))

@@ -214,16 +214,18 @@ def _run(
         signals.last_words = end.at_once
         run = _Context(resume, state, checkpoint, driver, signals, uploads, recorder, output, startup, end)
         end.config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
+        code = EXIT_FAILED
         try:
             with signals.meant():
-                return _on_ray(end.config, model_dir, notes, run)
+                code = _on_ray(end.config, model_dir, notes, run)
         except Interrupted as interrupted:
-            recorder.set("squelch_run_ended", 1)
             startup.say(f"stopped by {interrupted.signal.name} before the actors were ready")
-            return 128 + interrupted.signal
+            code = 128 + interrupted.signal
         except Exception as error:
-            return _ended_by(error, end)
+            code = _ended_by(error, end)
         finally:
+            if code != EXIT_FAILED:
+                recorder.set("squelch_run_ended", 1)
             signals.first_does(end.already)
             end.unwatch()
             startup.stage("ending Ray")
@@ -231,6 +233,7 @@ def _run(
             end.close()
             startup.stage("waiting for the last scrape by Prometheus")
             recorder.close()
+    return code
 
 
 def _end_of(config: RunConfig, startup: Startup, uploads: Uploads | None, after_ray: Callable[[int], int]) -> RunEnd:
@@ -263,7 +266,6 @@ def _on_ray(config: RunConfig, model_dir: Path, notes: list[str], run: _Context)
     _begin(config, _first_screen(config, model_dir, run.recorder), notes, run.output, say)
     with _open_loggers(config, run.recorder, run.recorded) as loggers:
         loggers.exit_code = asyncio.run(_train(config, model_dir, loggers, run))
-        run.recorder.set("squelch_run_ended", 1)
     return loggers.exit_code
 
 

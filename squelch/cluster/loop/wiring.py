@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import MetricsSink
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.coordinator import Coordinator
@@ -29,13 +28,14 @@ from squelch.cluster.loop.watchers.scoring import LastScoring, Scoring
 from squelch.cluster.loop.watchers.validation import Validation
 from squelch.cluster.loop.watchers.watcher import Watcher
 from squelch.kit.archive.writer import Archive
+from squelch.kit.metrics.loggers import Loggers
 
 
 def make_coordinator(
     config: RunConfig,
     fleet: Fleet,
     archive: Archive,
-    recorder: MetricsSink,
+    recorder: Loggers,
     state: LoopState,
     say: Callable[[str], None],
     show: Callable[[Work], None] = unseen,

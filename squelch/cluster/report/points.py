@@ -14,7 +14,7 @@ from typing import Any
 
 from squelch.cluster.plots.draw import Line
 from squelch.cluster.report.runs import Arm, Run
-from squelch.cluster.runs import peak
+from squelch.cluster.runs import series
 from squelch.cluster.sweep.table import t_interval
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ def _own_interval(runs: Sequence[Run], key: str, width: int) -> dict[int, tuple[
 
 def last_value(run: Run, key: str, until: int | None = None) -> float | None:
     """A figure's last value, at the last step up to `until`; None if it has none."""
-    return peak.last_value(run.series(key), until)
+    return series.last_value(run.series(key), until)
 
 
 def mean_between(run: Run, key: str, first: float, last: float) -> float | None:

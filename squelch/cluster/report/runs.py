@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.runs.peak import series
+from squelch.cluster.runs.series import series
 from squelch.cluster.setting_keys import below, environment_name, labels_of, unplaced
 from squelch.cluster.sweep.table import OF_THE_FILTER
 from squelch.kit.archive.store import Store
@@ -66,7 +66,7 @@ class Run:
         return max((int(line["step"]) for line in self.lines), default=0)
 
     def series(self, key: str) -> dict[int, float]:
-        """A figure by the step that it describes, as `peak.series`."""
+        """A figure by the step that it describes, as `cluster.runs.series.series`."""
         return series(self.lines, key)
 
 

@@ -14,12 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DESCRIBED = {
-    "scorer/step": ("first_turn/", "trajectory/", "judge/", "turn/", "kind/"),
-    "validation/step": ("validation/",),
-    "probe/step": ("probe/",),
-}
-"""Keys of the step that metrics describe where it is not the line's own, with the beginnings of those metrics."""
+from squelch.cluster.runs.series import last_value, series
+
 SUCCESS, RETRIEVAL, ENTROPY = "validation/success", "first_turn/retrieval_accuracy", "first_turn/conditional_entropy"
 COLLAPSE = 0.01
 """Success below which the paper calls a run collapsed (appendix C)."""
@@ -46,26 +42,3 @@ def peak_of(lines: Sequence[Mapping[str, Any]]) -> Peak:
     step = next(step for step, value in trained.items() if value == most)
     retrieval, entropy = (last_value(series(lines, key), step) for key in (RETRIEVAL, ENTROPY))
     return Peak(most, step, retrieval, entropy, min(validated.values()) >= COLLAPSE)
-
-
-def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """A metric by the step that it describes: that of `DESCRIBED`, or the line's own."""
-    found = {described(line, key): float(line[key]) for line in lines if line.get(key) is not None}
-    return dict(sorted(found.items()))
-
-
-def last_value(values: Mapping[int, float], until: int | None = None) -> float | None:
-    """The last value, at the last step up to `until`; None if there is none."""
-    known = [value for step, value in values.items() if until is None or step <= until]
-    return known[-1] if known else None
-
-
-def step_key(metric: str) -> str:
-    """The key of the step that a metric describes."""
-    return next((own for own, first in DESCRIBED.items() if metric.startswith(first)), "step")
-
-
-def described(line: Mapping[str, Any], metric: str) -> int:
-    """The step that a metric of this line describes."""
-    own = line.get(step_key(metric))
-    return int(line["step"] if own is None else own)

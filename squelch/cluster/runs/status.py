@@ -239,7 +239,7 @@ def _regime(lines: Sequence[Line]) -> tuple[str, str] | tuple[None, None]:
         line = lines[index]
         if (name := regime_of(line)) is not None:
             read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
-            links = _below(read, "probe/link/") | _below(read, "probe/step", "step")
+            links = _below(read, "probe/link/") | ({"step": read["probe/step"]} if read else {})
             return name, decided_by(name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), links)
     return None, None
 

@@ -40,7 +40,7 @@ MAX_STARTS = 300
 """Starts drawn before the adapter concludes that the split has none."""
 _LISTED: Mapping[str, Mapping[str, int | None]] = own_yaml(Path(__file__).with_suffix(".yaml"))
 GAMES, ONE_START = _LISTED["games"], _LISTED["one_start"]
-"""The games that can be played, and those of them that always start alike, with their own limits of turns."""
+"""The games whose starts differ, and those that always start alike, each with its own limit of turns."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 

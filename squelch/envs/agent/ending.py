@@ -8,7 +8,7 @@ rewards. Whether one counts is not decided here: the player knows if something e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from squelch.envs.contract import AgentFailed
 
@@ -28,13 +28,13 @@ class AgentEnded(AgentFailed):
         return AgentFailed(str(self), next((rewards[name] for name in self.names if name in rewards), None))
 
 
-def check_names(rewards: Mapping[str, float], of_command: bool) -> None:
-    """Raises ValueError for a name that no ending can have."""
+def faults_of_names(rewards: Mapping[str, float], of_command: bool) -> Iterator[str]:
+    """What is wrong with each name that no ending can have."""
     for name in rewards:
         if of_command and name not in _EXIT_CODES:
-            raise ValueError(f"failure_reward of a command names exit codes from 1 to 255 (got {name!r})")
+            yield f"failure_reward of a command names exit codes from 1 to 255 (got {name!r})"
         if not of_command and not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(
-                f"failure_reward of a function names classes of exceptions, e.g. ValueError or json.JSONDecodeError "
+            yield (
+                "failure_reward of a function names classes of exceptions, e.g. ValueError or json.JSONDecodeError "
                 f"(got {name!r})"
             )

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
-from squelch.envs.agent.ending import AgentEnded, check_names
+from squelch.envs.agent.ending import AgentEnded, faults_of_names
 from squelch.envs.agent.folders import check_kept, folder_of_trajectory
 from squelch.envs.agent.result import read_result
 from squelch.envs.agent.untrained import CallRule
@@ -113,7 +113,7 @@ class AgentOptions(Settings):
             yield "python is the interpreter of call; a command names its own"
         if self.keep_home and self.call:
             yield "keep_home is of command; the process of call has your home"
-        check_names(self.failure_reward, bool(self.command))
+        yield from faults_of_names(self.failure_reward, bool(self.command))
         if self.reward is not None and self.data is None:
             yield "reward needs data, whose columns the reward functions get; or let the agent report rewards"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from squelch.kit.api.arrays import labels, numbers
 from squelch.kit.filter.measure import GroupStatistics, measure
-from squelch.kit.filter.rules import RULES, EpsilonUnit
+from squelch.kit.filter.rules import RULES, EpsilonUnit, Keep
 from squelch.kit.filter.selection import Code, select
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS, Compat
@@ -66,7 +66,7 @@ def filter(
     rule: str = "top_p",
     rho: float = 0.9,
     statistic: str = "reward_variance",
-    keep: Literal["largest", "smallest"] = "largest",
+    keep: Keep = "largest",
     include_zero: bool = False,
     epsilon: float = 0.01,
     epsilon_unit: EpsilonUnit | None = None,

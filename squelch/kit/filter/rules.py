@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from squelch.kit.filter.statistics import ROUNDING, ZERO
+from squelch.kit.filter.statistics import ROUNDING, ZERO, Compat
 
 if TYPE_CHECKING:
     import numpy as np
 
     from squelch.kit.filter.ranked_scores import RankedScores
 
+Keep = Literal["largest", "smallest"]
 EpsilonUnit = Literal["relative", "absolute"]
 Picked = tuple["np.ndarray", float | None]
 """Mask over the ranked scores, (m,) bool, and the rule's threshold, in the rule's own unit."""
@@ -41,13 +42,13 @@ class RuleSettings(Protocol):
     @property
     def band(self) -> tuple[float, float]: ...
     @property
-    def keep(self) -> Literal["largest", "smallest"]: ...
+    def keep(self) -> Keep: ...
     @property
     def epsilon(self) -> float: ...
     @property
     def unit_of_epsilon(self) -> EpsilonUnit: ...
     @property
-    def compat(self) -> Literal["paper", "ragen"]: ...
+    def compat(self) -> Compat: ...
 
 
 @dataclass(frozen=True)

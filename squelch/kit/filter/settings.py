@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from squelch.kit.base.settings import Settings
-from squelch.kit.filter.rules import RULES, EpsilonUnit
-from squelch.kit.filter.statistics import STATISTICS
+from squelch.kit.filter.rules import RULES, EpsilonUnit, Keep
+from squelch.kit.filter.statistics import STATISTICS, Compat
 
 
 class FilterConfig(Settings):
@@ -21,7 +21,7 @@ class FilterConfig(Settings):
     """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
     band: tuple[float, float] = (0.0, 1.0)
     """band: lower and upper quantile of the scores that are kept."""
-    keep: Literal["largest", "smallest"] = "largest"
+    keep: Keep = "largest"
     """Whether the groups with the largest or with the smallest scores are kept."""
     include_zero: bool = False
     """Whether groups whose |score| <= 1e-10 may be kept."""
@@ -31,7 +31,7 @@ class FilterConfig(Settings):
     """top_p: unit of `epsilon`. `relative`: a share of the largest eligible score, so that the rewards' scale does not
     matter and only a window of zeros is rejected. `absolute`: the statistic's unit, which rejects a window whose scores
     sum to no more than `epsilon / rho`. Unset: relative; under `compat=ragen` absolute, the only one there."""
-    compat: Literal["paper", "ragen"] = "paper"
+    compat: Compat = "paper"
     """`paper`: as in the paper. `ragen`: as in the authors' released code (standard deviation of rewards with format
     penalties, at least one group for top_k)."""
     window: Literal["whole", "sliding"] = "whole"

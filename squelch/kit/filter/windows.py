@@ -138,17 +138,13 @@ class FilterWindow:
         self._steps: dict[int, _Step] = {}
         self._coverage = Coverage(config.kind_window)
 
-    def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
-        """Adds a group to its step; returns the decisions made on arrival, which are none in a whole window.
-
-        Raises RuntimeError if the group was admitted before.
-        """
+    def admit(self, summary: GroupSummary | GroupStatistics) -> None:
+        """Adds a group to its step. Raises RuntimeError if it was admitted before."""
         group = summary if isinstance(summary, GroupStatistics) else GroupStatistics.of(summary)
         step = self._steps.setdefault(group.step, _Step())
         if group.group_id in step.entries or group.group_id in step.pending:
             raise RuntimeError(f"group {group.group_id} of step {group.step} was admitted twice")
         step.pending[group.group_id] = group
-        return []
 
     def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
         """Ranks the step's groups; called once all its tickets have ended.
@@ -324,7 +320,7 @@ class SlidingWindow(FilterWindow):
     def _recent_of(self, scope: str) -> RecentGroups:
         return self._recent.setdefault(scope, RecentGroups(self.config.window_size))
 
-    def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
+    def admit(self, summary: GroupSummary | GroupStatistics) -> None:
         """Adds a group and decides on it immediately."""
         super().admit(summary)
         found = self._steps[summary.step]
@@ -336,7 +332,6 @@ class SlidingWindow(FilterWindow):
         code, reason = explain(entry.score, kept, entry.refusal, mask, self.config)
         entry.settle(kept, code, f"{reason} ({mask.rejection})" if code == "no_signal" else reason)
         self._raise_to_floors(found, [entry.group_id])
-        return [entry.decision(summary.step)]
 
     def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As `FilterWindow.state`, with the recent groups."""

@@ -1,6 +1,5 @@
 """The inspector in headless Chromium: what a reader sees and does, and what a hostile trajectory cannot do."""
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from tests.cluster.inspector.agent_run import agent_run
 from tests.cluster.inspector.falling_run import falling_run
 from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
 from tests.kit.text.made import rendering_here
+from tests.needs import skip_or_fail
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +31,7 @@ def browser() -> Iterator[Browser]:
     """Headless Chromium. Without it the tests are skipped with the reason; where CI is set, they fail."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
-        reason = "no chromium is installed; on Debian: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_or_fail("no chromium is installed; on Debian: apt-get install chromium")
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield found

@@ -261,6 +261,22 @@ def test_a_wrong_address_is_answered_in_words(client: TestClient, path: str, sai
     assert answer.status_code == 422 and said in answer.text.replace("&#39;", "'") and "<script>w" not in answer.text
 
 
+def test_a_step_that_a_metric_describes_and_that_has_no_line_of_its_own_is_not_recorded(
+    tmp_path: Path, open_run: Opener
+) -> None:
+    folder = small_run(tmp_path / "probed", 0)
+    archive = Archive(folder)
+    add_step(archive, 1)
+    archive.metrics(2, {"success": 0.5, "probe/step": 0.0, "probe/mi": 0.4}, at=1029.0)
+    archive.close()
+    live = open_run(folder)
+    answer = live.get("/timeline?step=0")
+    assert answer.status_code == 422 and "step 0 is not recorded; the newest recorded step is 2" in answer.text
+    spans = live.get("/timeline/spans?from=0&to=100").json()
+    assert [step for step, _ in spans["steps"]] == [1, 2]
+    assert live.get("/timeline?step=1").status_code == 200
+
+
 def test_an_unknown_page_and_a_path_out_of_the_static_folder_are_404(client: TestClient) -> None:
     assert client.get("/nothing").status_code == 404
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd"):

@@ -23,6 +23,7 @@ import pytest
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.loop import run
+from squelch.cluster.loop.exit_code import EXIT_FAILED, EXIT_PAUSED
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
 from squelch.cluster.loop.persistence.state import LoopState, check_folder
 from squelch.cluster.runs.driver import Driver
@@ -449,20 +450,28 @@ def scraped(url: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "ended"),
-    [(None, 0, "1.0"), (Interrupted(signal.SIGTERM), 143, "1.0"), (RuntimeError("a bug"), 1, "0.0")],
+    ("end", "code", "ended"),
+    [
+        (0, 0, "1.0"),
+        (EXIT_PAUSED, EXIT_PAUSED, "1.0"),
+        (EXIT_FAILED, EXIT_FAILED, "0.0"),  # e.g. nothing counts
+        (143, 143, "1.0"),
+        (Interrupted(signal.SIGTERM), 143, "1.0"),  # before the actors were ready
+        (RuntimeError("a bug"), EXIT_FAILED, "0.0"),
+    ],
     ids=str,
 )
 def test_a_run_that_ends_says_so_at_its_endpoint_and_one_that_fails_does_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException | None, code: int, ended: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: int | BaseException, code: int, ended: str
 ) -> None:
     recorder, last = run._open_recorder(load("frozenlake", ["recorder.port=0"])), dict[str, str]()
-    train = ending(monkeypatch, tmp_path, error or AssertionError("unused"))
-    close = recorder.close
+    train, close = ending(monkeypatch, tmp_path, AssertionError("unused")), recorder.close
     assert scraped(recorder.url)["squelch_run_ended"] == "0.0"
 
     async def steps(*_: object) -> int:
-        return 0
+        if isinstance(end, BaseException):
+            raise end
+        return end
 
     def read_and_close() -> None:
         last.update(last or scraped(recorder.url))
@@ -470,8 +479,7 @@ def test_a_run_that_ends_says_so_at_its_endpoint_and_one_that_fails_does_not(
 
     monkeypatch.setattr(recorder, "close", read_and_close)
     monkeypatch.setattr(run, "_open_recorder", lambda _: recorder)
-    if error is None:
-        monkeypatch.setattr(run, "_train", steps)
+    monkeypatch.setattr(run, "_train", steps)
     assert (train(), last["squelch_run_ended"]) == (code, ended)
 
 

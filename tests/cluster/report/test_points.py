@@ -73,10 +73,3 @@ def test_the_last_value_may_be_bounded() -> None:
         None,
     )
     assert with_interval([None, 0.5]) == {"mean": 0.5, "low": None, "high": None, "values": [0.5]}
-
-
-@pytest.mark.parametrize("key", ["probe/mi", "validation/success", "kind/2 moves/mi_est", "turn/2/mi_est", "success"])
-def test_a_value_stands_at_the_step_that_it_describes(key: str) -> None:
-    described = {"probe/step": 3, "validation/step": 3, "scorer/step": 3}
-    rows = [{"step": 4, key: 0.1, **described}, {"step": 4, key: 0.2, **dict.fromkeys(described, 4)}]
-    assert Run("r", {}, rows).series(key) == ({4: 0.2} if key == "success" else {3: 0.1, 4: 0.2})

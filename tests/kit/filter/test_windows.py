@@ -46,7 +46,7 @@ def ids(decisions: list) -> list[int]:
 
 def test_a_summary_is_ranked_with_its_survivors_only() -> None:
     window = FilterWindow(FilterConfig(rho=1.0))
-    assert window.admit(summary([1, 0, math.nan, 0])) == []
+    window.admit(summary([1, 0, math.nan, 0]))
     found = window.close(3)
     assert found.kept[0].score == pytest.approx(1 / 3)
     assert (found.kept[0].decision, found.kept[0].step) == ("kept", 3)
@@ -264,11 +264,15 @@ def test_whole_and_sliding_differ_where_better_groups_follow() -> None:
     assert ids(sliding.kept) == [0, 1]
 
 
-def test_a_sliding_decision_comes_with_the_group_and_forgets_beyond_the_window() -> None:
+def test_a_sliding_window_decides_when_a_group_comes_and_forgets_what_is_beyond_it() -> None:
     config = FilterConfig(rule="min_p", rho=0.9, window="sliding", window_size=2)
     window = SlidingWindow(config)
-    verdicts = [window.admit(wins(count, i, step=i))[0].decision for i, count in enumerate((4, 1, 1))]
+    for step, count in enumerate((4, 1, 1)):
+        window.admit(wins(count, step=step))
+    state = window.state()
+    verdicts = [window.close(step, final=True).decisions[0].decision for step in range(3)]
     assert verdicts == ["kept", "dropped", "kept"]
+    assert [state["steps"][str(step)]["entries"][0]["verdict"] for step in range(3)] == verdicts
 
 
 # Restarts
@@ -285,7 +289,8 @@ def test_a_restored_window_decides_as_the_uninterrupted_one(rows: list, cut: int
                 state = json.loads(json.dumps(broken.state()))
                 broken = make_window(config)
                 broken.restore(state)
-            assert plain.admit(group(row, number, step)) == broken.admit(group(row, number, step))
+            plain.admit(group(row, number, step))
+            broken.admit(group(row, number, step))
         one, other = plain.close(step), broken.close(step)
         assert one.decisions == other.decisions
         assert (one.kept_mass, one.wanted, one.action) == (other.kept_mass, other.wanted, other.action)

@@ -69,7 +69,7 @@ def _moment(step: int) -> str:
 
 def _regime(lines: Sequence[Mapping[str, Any]], until: int) -> str | None:
     """The regime of the last step up to this one that was scored; its line may be a later one."""
-    from squelch.cluster.runs.peak import described
+    from squelch.cluster.runs.series import described
     from squelch.cluster.runs.status import regime_of
 
     found = {described(line, "first_turn/"): regime for line in lines if (regime := regime_of(line)) is not None}
@@ -78,7 +78,7 @@ def _regime(lines: Sequence[Mapping[str, Any]], until: int) -> str | None:
 
 def _success(lines: Sequence[Mapping[str, Any]], until: int) -> Iterator[str]:
     """The first validation and the last one until a step, each with its interval."""
-    from squelch.cluster.runs.peak import series
+    from squelch.cluster.runs.series import series
 
     success, low, high = (series(lines, f"validation/success{end}") for end in ("", "_low", "_high"))
     own = [step for step in success if step <= until]

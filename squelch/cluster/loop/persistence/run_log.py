@@ -19,13 +19,13 @@ from typing import Any
 from squelch.actors.gpus.metrics import Efficiency
 from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.control.calls import TAKE_SPANS
-from squelch.cluster.control.protocols import MetricsSink
 from squelch.cluster.fleet.fleet import UP, Fleet
 from squelch.cluster.fleet.waiting import outcomes
 from squelch.cluster.metrics import WAITED_FOR
 from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 from squelch.kit.archive.writer import Archive
+from squelch.kit.metrics.loggers import Loggers
 from squelch.kit.process.terminal import columns
 
 Counted = Callable[[], tuple[int, int, str]]
@@ -56,7 +56,7 @@ class RunLog:
     def __init__(
         self,
         archive: Archive,
-        recorder: MetricsSink,
+        recorder: Loggers,
         steps: int,
         totals: dict[str, float],
         say: Callable[[str], None],
