@@ -129,7 +129,8 @@ def _helps(split: Split, bound: str) -> str:
     if bound == "new weights":
         return f"they go {split.config.way.words}; fewer trainings of more prompts (loop.prompts) need them less often"
     if bound == "training":
-        return "more learner ranks, or learner.activation_checkpointing=false if that fits, shorten it"
+        repeats = split.config.learner.activation_checkpointing
+        return f"more learner ranks{', or learner.activation_checkpointing=false if that fits,' * repeats} shorten it"
     if split.model.serial > split.model.window(split.config.rollout.start_count) / 2:
         return "it waits for the longest answer: more prompts a step (loop.prompts) use the workers better"
     return "more rollout workers shorten it"

@@ -1,5 +1,6 @@
 """The dashboards and alert rules that ship with Squelch, as their files hold them, or leading to another address of the
-docs (`docs`, empty for none). Pure; `python -m squelch.deploy.dashboards` makes the dashboards' files."""
+docs: `docs`, empty for none; with `/*.html` at its end it is that of the site that is built of them.
+Pure; `python -m squelch.deploy.dashboards` makes the dashboards' files."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ def text(name: str, docs: str = "") -> str:
     shipped = (files("squelch.deploy") / "grafana" / f"{name}.json").read_text(encoding="utf-8")
     if not docs:
         return shipped
-    tree = json.loads(shipped)
-    (address,) = (variable for variable in tree["templating"]["list"] if variable["name"] == "docs")
-    address["query"] = docs
+    address, suffix = _served(docs)
+    tree = json.loads(re.sub(r"(\$\{docs\}/[\w/-]+)\.md", rf"\1{suffix}", shipped))
+    (variable,) = (one for one in tree["templating"]["list"] if one["name"] == "docs")
+    variable["query"] = address
     return json.dumps(tree, indent=2) + "\n"
 
 
@@ -30,11 +32,18 @@ def rules(docs: str = "") -> str:
     shipped = (files("squelch.deploy") / "alerts.yml").read_text(encoding="utf-8")
     if not docs:
         return shipped
+    address, suffix = _served(docs)
 
     def absolute(found: re.Match[str]) -> str:
-        return f"runbook_url: {json.dumps(docs + found[1])}"
+        return f"runbook_url: {json.dumps(address + found[1] + suffix + found[2])}"
 
-    return re.sub(r"runbook_url: docs(/\S+)", absolute, shipped)
+    return re.sub(r"runbook_url: docs(/[\w/-]+)\.md(\S*)", absolute, shipped)
+
+
+def _served(docs: str) -> tuple[str, str]:
+    """The address below which the pages are, and how theirs end."""
+    address, _, suffix = docs.partition("/*")
+    return address, suffix or ".md"
 
 
 def trees(docs: str = "") -> dict[str, Tree]:

@@ -1,6 +1,7 @@
 """Exported files are those that ship, Grafana's provisioning points to them, and somebody's own file is kept."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_with_the_address_of_the_docs_alerts_and_panels_lead_there(tmp_path: Pat
         board = (tmp_path / "dashboards" / f"{name}.json").read_text()
         assert json.loads(board.replace('"https://example.com/docs"', json.dumps(old["query"]))) == boards.trees()[name]
         assert board.count('"https://example.com/docs"') == 1
+
+
+def test_links_into_the_built_site_end_as_its_pages_do(tmp_path: Path) -> None:
+    assert export(tmp_path, "--docs", "https://example.com/docs/*.html") == 0
+    rules = yaml.safe_load((tmp_path / "alerts.yml").read_text())
+    assert all(re.match(r"https://example.com/docs/guide/\w+\.html#", one) for one in runbooks(rules))
+    for name in boards.NAMES:
+        board = (tmp_path / "dashboards" / f"{name}.json").read_text()
+        assert "${docs}/guide/" in board and not re.search(r"\$\{docs\}\S*\.md", board)
+        assert '"https://example.com/docs"' in board
 
 
 def test_an_export_holds_the_rules_and_dashboards_as_objects_of_kubernetes_too(tmp_path: Path) -> None:
