@@ -32,7 +32,7 @@ import json, sys
 from vllm import LLM, SamplingParams
 ids = json.loads(sys.argv[2])
 engine = LLM(sys.argv[1], max_model_len=256, enforce_eager=True, kv_cache_memory_bytes=2**26)
-(found,) = engine.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0))
+(found,) = engine.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
 print(json.dumps([one[token].logprob for token, one in zip(ids[1:], found.prompt_logprobs[1:])]))
 """
 """A user's own program, which knows nothing of Squelch."""

@@ -270,7 +270,8 @@ def test_completions_that_mark_no_reasoning_are_scored_before_their_answer_once_
         called(observer, prompts=samples[0], completions=bare, completion_ids=ids, log_metric=trainer.log)
         assert trainer.values("not_scored") == [unscored]
         assert trainer.values("first_turn/regime/unmarked") == [unscored]
-    assert "No turn marks a reasoning: 0% of the first turns" in said[0] and "in Python reasoning='before_answer'" in said[0]
+    assert "No turn marks a reasoning: 0% of the first turns" in said[0]
+    assert "in Python reasoning='before_answer'" in said[0]
     assert not any("regime mute" in line for line in said)
 
 
