@@ -148,7 +148,7 @@ def test_a_key_of_verl_becomes_its_setting(tmp_path: Path, changes: dict[str, st
         ),
         ({"actor_rollout_ref.actor.ppo_epochs": "2"}, "ppo_epochs=2: Every trajectory is trained on once."),
         ({"a.new.key": "3"}, "a.new.key: no key of verl"),
-        ({"trainer.total_training_steps": "null"}, "trainer.total_epochs: loop.steps: epochs of a file"),
+        ({"trainer.total_training_steps": "null"}, "trainer.total_epochs: loop.steps: give epochs"),
     ],
 )
 def test_what_has_no_counterpart_and_what_is_unknown_is_said(tmp_path: Path, capsys, changes, says: str) -> None:
