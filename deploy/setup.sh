@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
 # further model families (renderers), TRL for tests and benchmarks (trl), trainers whose configurations are imported
-# (trainers), what the tests of agents play with (clients, verifiers, harbor), or programs that are agents (agents). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
-# inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
-# tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
+# (trainers), what the tests of agents play with (clients, verifiers, harbor), or programs that are agents (agents). A
+# repeated call returns at once: a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip
+# installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the tests' packages. With LOCKED=1
+# (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}

@@ -116,7 +116,7 @@ def mark(kind: str, step: int, span: tuple[int, int], text: str = "") -> Mark:
 
 
 def marks(notes: Sequence[tuple[str, int, int]], span: tuple[int, int]) -> list[Mark]:
-    """The marks of notes, each (kind, step, number) and the worst first; those of one step are one mark."""
+    """The marks of notes, each (kind, step, number); those of one step are one mark, of the first one's kind."""
     steps: dict[int, list[tuple[str, int]]] = {}
     for kind, step, number in notes:
         steps.setdefault(step, []).append((kind, number))

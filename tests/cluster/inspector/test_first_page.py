@@ -204,7 +204,7 @@ def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
     assert plot("MI", "nats", columns_of(steps[:3], first_turn__mi_est_null_95=np.ones(3)), wanted) is None
 
 
-def test_notes_of_one_step_are_one_mark_with_all_numbers_in_the_colour_of_the_worst() -> None:
+def test_notes_of_one_step_are_one_mark_with_all_numbers_and_the_kind_of_the_first() -> None:
     found = marks([("critical", 20, 1), ("warning", 5, 2), ("warning", 40, 3), ("alarm", 40, 4)], (0, 40))
     assert [(one.kind, one.step, one.text) for one in found] == [
         ("critical", 20, "1"),
