@@ -18,6 +18,7 @@ import asyncio
 import fnmatch
 import itertools
 import json
+import math
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,8 @@ START_S = 60.0
 @dataclass(frozen=True)
 class StudyCell:
     """One run of a study. `part`: the group of cells that it belongs to; `settings`: by dotted key, what the arm
-    changes of the recipe; `step_s`: expected seconds of a step on two idle cores, validation and scoring included."""
+    changes of the recipe; `step_s`: expected seconds of a step on two idle cores, validation and scoring included;
+    `room`: minutes that must be left of `--minutes` when it is started."""
 
     part: str
     recipe: str
@@ -51,6 +53,7 @@ class StudyCell:
     seed: int
     steps: int
     step_s: float
+    room: float = 0.0
 
     @property
     def name(self) -> str:
@@ -72,7 +75,7 @@ class StudyCell:
 class Study:
     """A study: its name, which is the folder of its runs; the settings of every cell; its cells in order of value; the
     table of the runs that are done, or its folder. `condense`: what is kept of a run; `complete`: whether a run has
-    nothing left to do."""
+    nothing left to do; `ready`: makes what cells need before they are checked, of those that are open."""
 
     name: str
     common: Sequence[str]
@@ -80,6 +83,7 @@ class Study:
     results: Path
     condense: Callable[..., dict[str, Any]]
     complete: Callable[[Path], bool] = is_finished
+    ready: Callable[[Sequence[StudyCell]], None] = lambda cells: None
 
     def chosen(self, words: Sequence[str]) -> list[StudyCell]:
         """The cells whose part or name matches one of the words (`*` and `?` are wildcards); all without words.
@@ -160,11 +164,18 @@ class KeepingRunner(ProcessRunner):
     def __init__(self, study: Study, cells: Mapping[str, StudyCell], commit: str, words: Sequence[str]) -> None:
         super().__init__()
         self._study, self._cells, self._commit, self._words = study, cells, commit, words
+        self.minutes_left: Callable[[], float] = lambda: math.inf
+        self.start_no_more: Callable[[], None] = lambda: None
 
     async def run(self, cell: Cell) -> Ended:
-        """Runs the cell to its end, as `CellRunner.run`; it fails if the code changes before or meanwhile."""
+        """Runs the cell to its end, as `CellRunner.run`; it fails if the code changes before or meanwhile. A cell that
+        needs more minutes than are left is not started, and none after it."""
         if changed := self._changed():
             return Ended(1, changed)
+        left, room = self.minutes_left(), self._cells[cell.name].room
+        if left < room:
+            self.start_no_more()
+            return Ended(0, f"not started: {left:.0f} minutes are left, and it may need {room:.0f}")
         ended = await super().run(cell)
         if changed := self._changed():
             return Ended(1, changed)
@@ -202,11 +213,12 @@ def run(
         UserError: a setting or folder is wrong, a model cannot be used, or the study's runs are of another commit.
     """
     done = study.done()
-    runs = {cell.name: run_of(study, cell, runs_dir, words) for cell in cells if cell.name not in done}
-    if not runs:
+    own = {cell.name: cell for cell in cells if cell.name not in done}
+    if not own:
         say("every chosen cell is done")
         return 0
-    own = {cell.name: cell for cell in cells if cell.name in runs}
+    study.ready([*own.values()])
+    runs = {name: run_of(study, cell, runs_dir, words) for name, cell in own.items()}
     planned = list(runs.values())
     plan = Plan(study.name, study.name, list(study.common), [], planned, planned[0].folder.parent)
     check_folders(plan)
@@ -214,25 +226,48 @@ def run(
     for name, cell in own.items():
         if study.complete(runs[name].folder):
             keep(study, cell, runs[name].folder, commit, words)
-    sweep = Sweep(plan, KeepingRunner(study, own, commit, words), parallel, say)
+    runner = KeepingRunner(study, own, commit, words)
+    sweep = Sweep(plan, runner, parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
-    asyncio.run(_within(sweep, minutes))
+    asyncio.run(_within(sweep, runner, minutes))
     done = study.done()
     failed = [cell.name for cell in planned if cell.name not in done and sweep.outcomes[cell.name].status == "failed"]
     for name in failed:
         say(f"{name}: {sweep.outcomes[name].reason}")
+    add_failures(study, [(name, commit, sweep.outcomes[name].reason) for name in failed])
     open_minutes = sum(cell.minutes for name, cell in own.items() if name not in done)
     say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
     return int(bool(failed))
 
 
-async def _within(sweep: Sweep, minutes: float | None) -> None:
+async def _within(sweep: Sweep, runner: KeepingRunner, minutes: float | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, sweep.stop, number)
+
+    def start_no_more() -> None:
+        sweep.stopped_by = signal.SIGALRM  # those under way go on
+
+    runner.start_no_more = start_no_more
     if minutes is not None:
-        loop.call_later(60 * minutes, sweep.stop, signal.SIGALRM)
+        end = loop.time() + 60 * minutes
+        runner.minutes_left = lambda: (end - loop.time()) / 60
+        loop.call_at(end, sweep.stop, signal.SIGALRM)
     await sweep.run()
+
+
+def failures_of(study: Study) -> list[dict[str, str]]:
+    """Every attempt at a cell of the study that failed: cell, commit, and how it ended."""
+    file = study.results.with_suffix(".failures.csv")
+    return tables.read_csv(file) if file.is_file() else []
+
+
+def add_failures(study: Study, found: Sequence[tuple[str, str, str]]) -> None:
+    """Adds failed attempts, (cell, commit, reason), to those of the study, which are counted and repeated. Only the
+    beginning of a reason is kept, as the rest may name folders of this machine."""
+    if found:
+        rows = [{"cell": cell, "commit": commit, "reason": why.partition(":")[0]} for cell, commit, why in found]
+        tables.write_csv(study.results.with_suffix(".failures.csv"), [*failures_of(study), *rows])
 
 
 def command(

@@ -68,6 +68,8 @@ class Kept:
     """The settings of `--set` with which it was run, without those that say where it is kept; `set` in its content."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
+    began: str = ""
+    """The checksum of the weights with which it began; empty if it was not recorded."""
     commit: str = ""
     """The commit at which the run was made (`research.cells.code_commit`); empty if it was not recorded."""
     settings: Mapping[str, int] = field(default_factory=dict)
@@ -93,7 +95,7 @@ def short(value: float | None) -> float | None:
     return float(f"{value:.{DIGITS}g}")
 
 
-OTHERS = ("ended", "planned", "commit", "settings")
+OTHERS = ("ended", "planned", "commit", "settings", "began")
 """Entries of a content that a run need not have."""
 
 

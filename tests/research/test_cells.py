@@ -195,6 +195,39 @@ def test_a_failed_cell_is_reported_and_the_others_run(tmp_path, monkeypatch, cap
     assert len(names) == 2 and "failed: no" in capsys.readouterr().out
 
 
+def test_every_failed_attempt_is_counted_without_the_folders_of_its_reason(tmp_path, monkeypatch):
+    own = study(tmp_path)
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        return Ended(1, f"failed: {cell.folder}")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    assert cells.failures_of(own) == []
+    for _ in range(2):
+        cells.run(own, own.cells[:1], str(tmp_path), None, ())
+    assert cells.failures_of(own) == [{"cell": own.cells[0].name, "commit": COMMIT, "reason": "exit code 1"}] * 2
+
+
+def test_a_cell_that_needs_more_minutes_than_are_left_is_not_started_and_no_failure(tmp_path, started, capsys):
+    own = study(tmp_path)
+    long = replace(own, cells=[own.cells[0], replace(own.cells[1], room=35.0)])
+    assert cells.run(long, long.cells, str(tmp_path), 34.0, ()) == 0
+    assert started == [own.cells[0].name] and cells.failures_of(own) == []
+    assert "not started: 34 minutes are left, and it may need 35" in capsys.readouterr().out
+    assert cells.run(long, long.cells, str(tmp_path), 36.0, ()) == 0 and len(started) == 2
+
+
+def test_what_cells_need_is_made_for_the_open_ones_before_they_are_checked(tmp_path, started):
+    made: list[list[int]] = []
+    own = replace(study(tmp_path), ready=lambda open_cells: made.append([cell.seed for cell in open_cells]))
+    cells.run(own, own.cells[:1], str(tmp_path), None, ())
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    assert made == [[0], [1]]
+
+
 def test_the_last_validation_of_a_run_without_signal_is_carried_to_its_planned_last_step():
     validated = {"step": [0], "validation/success": [0.25]}
     ended = Kept("n", "lead", "sokoban", "none", 0, 15, {"validated": validated}, {}, "no_signal", planned=STEPS)

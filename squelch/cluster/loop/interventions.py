@@ -80,6 +80,7 @@ def _table(label: str, effect: Effect) -> str:
         f"change {effect.change.text}: the action differs under the donor's reasoning in "
         f"{effect.answers['donor']['differs'].text}, under a second own reasoning in "
         f"{effect.answers['second']['differs'].text}",
+        f"follow {effect.follow.text}: so much more often the first action is the donor's after the donor's reasoning",
         f"{'reasoning':<18}" + "".join(f"  {name:<20}" for name in COLUMNS.values()).rstrip(),
     ]
     for arm in ARMS:

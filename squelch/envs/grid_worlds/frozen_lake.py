@@ -40,11 +40,11 @@ class FrozenLakeOptions(GridOptions):
     perpendicular. A direction that is uniform over all four with probability p is a uniform slip at rate 0.75 p."""
     shared_slip: bool = False
     """Whether the trajectories of one group have the same slips, so that their variance has no environment noise."""
-    pays: Literal["goal", "left", "format"] = "goal"
-    """What earns the reward. Two are for studies of collapse; with them the goal pays nothing, and success is still
+    pays: Literal["goal", "left", "format", "mixed"] = "goal"
+    """What earns the reward. Three are for studies of collapse; with them the goal pays nothing, and success is still
     reaching it. `left` ignores the task: every action `Left` pays 0.02, wherever the player and the goal are. `format`
     is a reward for well-formed answers that outweighs the task: every action pays 0.02, so the longest episode pays
-    most."""
+    most. `mixed` is `left` where the goal lies in an odd column, counted from 0, and the goal pays in the others."""
     min_holes: int = Field(2, ge=0)
     """Fewest holes."""
     max_holes: int = Field(4, ge=0)
@@ -250,8 +250,11 @@ class FrozenLake(GridEnv):
 
     def _move(self, action: str) -> float:
         self._cell = moves(self._lake.size)[self._cell][self._executed(self.actions.index(action))]
-        if self.options.pays != "goal":
-            return ACTION_PAYS if self.options.pays == "format" or action == "Left" else 0.0
+        pays = self.options.pays
+        if pays == "mixed":
+            pays = "left" if self._lake.goal % self.options.size % 2 else "goal"
+        if pays != "goal":
+            return ACTION_PAYS if pays == "format" or action == "Left" else 0.0
         return 1.0 if self._succeeded() else 0.0
 
     def _executed(self, action: int) -> int:

@@ -7,11 +7,15 @@ Of task i with prompt x_i there are two turns of the policy, (z_i, a_i) and one 
     a_second ~ p(. | x_i, z_i')         a_donor ~ p(. | x_i, z_d)         a_blank ~ p(. | x_i, no reasoning)
 
     change = P(a_donor differs from a_i) - P(a_second differs from a_i)
+    follow = P(a_donor begins as a_d) - P(a_second begins as a_d)
 
 The second own reasoning is the control: it differs from a_i as often as sampling alone makes it. An agent that ignores
 its reasoning has change = 0, whatever its temperature, because a_donor and a_second then have one distribution. D
 (`kit.diagnosis.links`) says by how much the likelihood of an answer depends on its reasoning; change says how often
 the agent acts otherwise.
+
+Follow compares first actions alone, so that answers of one action and of two compare. It is 0 for an agent that ignores
+its reasoning, too, and large where the agent does what the donor's reasoning was for.
 
 Each action is one of four: the own answer a_i, the donor's answer a_d, another one, or none, where the turn names no
 action. A turn without an action does not count as one that differs, so that reasonings which only break the format
@@ -121,6 +125,7 @@ class Effect:
     twins: int
     left_out: dict[str, int]
     change: Share
+    follow: Share
     valid: Share
     answers: dict[str, dict[str, Share]]
 
@@ -138,11 +143,14 @@ def read_interventions(found: Sequence[Intervention | LeftOut]) -> Effect:
     kinds = {arm: [answer_of(one, arm) for one in used] for arm in ARMS}
     differ = {arm: np.array([kind in ("donors", "another") for kind in kinds[arm]], dtype=bool) for arm in ARMS}
     change = differ["donor"].astype(float) - differ["second"]
+    begins = {arm: np.array([_begins_as_donors(one, arm) for one in used], dtype=bool) for arm in ARMS}
+    follow = begins["donor"].astype(float) - begins["second"]
     return Effect(
         tasks=len(used),
         twins=sum(one.twin for one in used),
         left_out={reason: count for reason, count in sorted(left_out.items()) if count},
         change=Share(*paired_interval(change)) if used else UNKNOWN,
+        follow=Share(*paired_interval(follow)) if used else UNKNOWN,
         valid=_share([one.own.valid for one in used]),
         answers={
             arm: {answer: _share([kind == answer for kind in kinds[arm]]) for answer in ANSWERS}
@@ -158,6 +166,12 @@ def answer_of(one: Intervention, arm: Arm) -> str:
     if not actions:
         return "none"
     return "own" if actions == one.own.actions else "donors" if actions == one.donor.actions else "another"
+
+
+def _begins_as_donors(one: Intervention, arm: Arm) -> bool:
+    """Whether the first action that was sampled again is the donor's first one."""
+    actions = one.again[arm].actions
+    return bool(actions) and actions[:1] == one.donor.actions[:1]
 
 
 def _share(hits: Sequence[bool]) -> Share:

@@ -172,6 +172,21 @@ def test_a_reward_for_studies_of_collapse_pays_actions_and_never_the_goal(pays, 
     assert ends[-1][4]["success"] and all(end[1] in (0.0, 0.02) for end in ends)
 
 
+def test_a_mixed_reward_pays_left_on_half_of_the_lakes_and_the_goal_on_the_others():
+    solved = dict[int, set[float]]()
+    for seed in range(40):
+        env = FrozenLake(pays="mixed", slip_rate=0.0)
+        lake = generate(seed, "train", env.options)
+        env.reset(seed=seed, options={"noise_seed": 0})
+        paid = [(action, env.step(action)) for action in env.solution() or []]
+        if lake.goal % 4 % 2:
+            assert all(end[1] == (0.02 if action == "Left" else 0.0) for action, end in paid), seed
+        else:
+            assert [end[1] for _, end in paid] == [0.0] * (len(paid) - 1) + [1.0], seed
+        solved.setdefault(lake.goal % 4 % 2, set()).add(paid[-1][1][1])
+    assert solved[0] == {1.0} and solved[1] <= {0.0, 0.02}
+
+
 @pytest.mark.parametrize("actions", [1, 2, 3, 5])
 def test_the_vocabulary_has_every_sum_that_a_turn_of_such_rewards_shows(actions):
     known = {

@@ -43,7 +43,9 @@ def agent(rng: np.random.Generator, tasks: int, follows: float) -> list[Interven
 @pytest.mark.parametrize("follows", [0.0, 0.5, 0.9, 1.0])
 def test_the_interval_of_the_change_holds_for_agents_whose_change_is_known(follows: float) -> None:
     rng = np.random.default_rng(7)
-    found = [read_interventions(agent(rng, 96, follows)).change for _ in range(300)]
+    both = [read_interventions(agent(rng, 96, follows)) for _ in range(300)]
+    assert np.mean([one.follow.value for one in both]) == pytest.approx(follows**2, abs=0.015)
+    found = [one.change for one in both]
     covered = np.mean([one.low <= follows**2 <= one.high for one in found])
     assert covered >= 0.91 and np.mean([one.value for one in found]) == pytest.approx(follows**2, abs=0.015)
     signs = np.mean([one.low > 0 for one in found])
@@ -55,6 +57,11 @@ def test_an_agent_that_acts_on_its_reasoning_takes_the_donors_answer_and_one_tha
     found = read_interventions(agent(rng, 200, 1.0))
     assert found.answers["donor"]["donors"].value == 1 and found.answers["second"]["own"].value == 1
     assert found.change.value == 1 and found.change.low > 0.9 and found.tasks == 200
+    assert found.follow.value == 1
+    first = SampledTurn(("Left", "Up"), True)
+    longer = Intervention("", SampledTurn(("Up",), True), SampledTurn(("Left",), True), dict.fromkeys(ARMS, first))
+    longer = replace(longer, again={**longer.again, "second": SampledTurn((), False)})
+    assert read_interventions([longer]).follow.value == 1, "the first action alone, and no action is not the donor's"
     deaf = [replace(one, again={arm: one.own for arm in ARMS}) for one in agent(rng, 200, 0.0)]
     assert read_interventions(deaf).change.value == 0 and read_interventions(deaf).answers["donor"]["own"].value == 1
 

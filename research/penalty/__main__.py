@@ -1,0 +1,4 @@
+from research.penalty.study import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
