@@ -135,7 +135,10 @@ def test_one_divisor_is_judged_against_both() -> None:
     assert (found.says, found.decided) == ("holds; as good as the filter", True)
     worse = does_one_divisor_do_it(by_arm(runs_of({**EXPECTED, "window_none": 0.41})))
     assert worse.says == "holds; undecided whether as good as the filter"
-    assert does_one_divisor_do_it(by_arm(runs_of({**EXPECTED, "window_none": 0.20}))).says == "fails; worse than the filter"
+    assert (
+        does_one_divisor_do_it(by_arm(runs_of({**EXPECTED, "window_none": 0.20}))).says
+        == "fails; worse than the filter"
+    )
 
 
 def test_a_question_after_an_undecided_one_is_exploratory() -> None:
