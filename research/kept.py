@@ -21,7 +21,6 @@ from typing import Any
 
 from research.tables import read_as
 from squelch.cluster.setting_keys import below
-from squelch.cluster.sweep.plan import PLACEMENT
 
 Table = Mapping[str, Sequence[float | None]]
 BLOCK = 10
@@ -33,16 +32,9 @@ SHARE = "probe/link/dependence_share"
 """D as a share of the answer's surprise under reasonings of other prompts."""
 ACTIONS = "actions_per_trajectory"
 
-
-NOT_CONTENT = (*PLACEMENT, "model.cache", "model.pretrained_cache")
-"""Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
-NOT_LEARNED = (*NOT_CONTENT, "loop.checkpoint_every", "loop.keep_checkpoints")
-"""Settings, and blocks of settings, that change nothing of what is learned or measured."""
-
-
-def content_overrides(words: Sequence[str]) -> list[str]:
-    """The overrides that are part of a run's content."""
-    return [word for word in words if not below(word.partition("=")[0], NOT_CONTENT)]
+NOT_LEARNED = ("loop.checkpoint_every", "loop.keep_checkpoints")
+"""Settings that change nothing of what is learned or measured; those that only say where a run is kept or shown were
+left out of the tables."""
 
 
 def changes_learning(word: str) -> bool:
@@ -65,7 +57,7 @@ class Kept:
     ended: str = ""
     """`no_signal` if the run ended so before its planned last step."""
     overrides: tuple[str, ...] = ()
-    """The settings of `--set` with which it was run, without those that say where it is kept; `set` in its content."""
+    """Settings besides its study's, without those that say where it is kept; `set` in its content."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
     commit: str = ""
@@ -223,7 +215,7 @@ def apart(groups: Iterable[Sequence[Kept]], named: str = "seeds whose runs") -> 
 
 
 def with_other_settings(runs: Iterable[Kept]) -> list[str]:
-    """A note for a report on runs that were made with settings of `--set` that change what is learned or measured."""
+    """A note for a report on runs that had settings besides their study's which change what is learned or measured."""
     other = [(run.name, [*filter(changes_learning, run.overrides)]) for run in runs]
     named = [f"{name} ({', '.join(words)})" for name, words in other if words]
     return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []

@@ -30,21 +30,13 @@ SMALL = {"sampling.group_size": 4, "validation.tasks": 32, "validation.every": 1
 UNFILTERED = {"filter.rule": "none"}
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a healthy run of a recipe is made. `step_s`: as of `StudyCell`."""
-
-    steps: int
-    step_s: float
-    settings: Mapping[str, Any]
-
-
-HEALTHY: Mapping[str, Recipe] = {
-    "frozenlake": Recipe(60, 3.6, {}),
-    "sokoban": Recipe(45, 5.0, {}),
-    "countdown": Recipe(40, 3.6, {}),
-    "prompts": Recipe(20, 20.0, SMALL),
+HEALTHY: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "frozenlake": (60, {}),
+    "sokoban": (45, {}),
+    "countdown": (40, {}),
+    "prompts": (20, SMALL),
 }
+"""The steps of a healthy run of each recipe, and what it changes of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -52,57 +44,46 @@ class Fault:
     """A planted fault. `expected`: the findings that name it, of which one must be a warning or critical in time."""
 
     recipe: str
-    settings: Mapping[str, Any]
     steps: int
-    step_s: float
     expected: Sequence[str]
+    settings: Mapping[str, Any]
 
 
 FAULTS: Mapping[str, Fault] = {
     "form": Fault(
-        "frozenlake",
+        *("frozenlake", 30, ("reward_hacked",)),
         {**UNFILTERED, "environment.options.pays": "format", "validation.every": 10},
-        *(30, 4.0, ("reward_hacked",)),
     ),
-    "cut": Fault("frozenlake", {**UNFILTERED, "sampling.max_tokens_per_turn": 12}, 20, 3.0, ("turns_cut",)),
+    "cut": Fault("frozenlake", 20, ("turns_cut",), {**UNFILTERED, "sampling.max_tokens_per_turn": 12}),
     "agents": Fault(
-        "prompts",
+        *("prompts", 20, ("trajectories_fail",)),
         {
             "environment.name": "Agent",
             "environment.options": {"command": ["python3", "-c", faults.AGENT], "data": EXAMPLE},
         },
-        *(20, 10.0, ("trajectories_fail",)),
     ),
     "verifier": Fault(
-        "prompts",
+        *("prompts", 20, ("reward_constant", "none_solved")),
         {**SMALL, "environment.options.reward": f"{faults.__name__}:exact"},
-        *(20, 8.0, ("reward_constant", "none_solved")),
     ),
     "entropy": Fault(
-        "frozenlake",
+        *("frozenlake", 30, ("entropy_explodes",)),
         {**UNFILTERED, "learner.objective.entropy_coefficient": 2.0},
-        *(30, 6.0, ("entropy_explodes",)),
     ),
     "rate": Fault(
-        "frozenlake",
+        *("frozenlake", 30, ("updates_clipped", "validation_falls", "success_collapsed")),
         {**UNFILTERED, "learner.optimizer.learning_rate": 6e-3, "validation.every": 10},
-        *(30, 4.0, ("updates_clipped", "validation_falls", "success_collapsed")),
     ),
     "stale": Fault(
-        "frozenlake",
+        *("frozenlake", 30, ("groups_stale",)),
         {
             **UNFILTERED,
             "loop.max_staleness": 16,
             "learner.objective.anchor": "recomputed",
             "learner.optimizer.learning_rate": 1e-3,
         },
-        *(30, 4.0, ("groups_stale",)),
     ),
-    "penalty": Fault(
-        "sokoban",
-        {**UNFILTERED, "learner.optimizer.learning_rate": 4e-4},
-        *(40, 5.0, ("actions_fall",)),
-    ),
+    "penalty": Fault("sokoban", 40, ("actions_fall",), {**UNFILTERED, "learner.optimizer.learning_rate": 4e-4}),
 }
 """A reward for the form; turns that the limit of tokens cuts; agents that fail; a verifier that is never content; an
 entropy bonus that outweighs the reward; 30 times the learning rate; groups of weights from 16 steps ago, of a policy
@@ -117,12 +98,11 @@ def cells() -> list[StudyCell]:
     runs = [_healthy(name, seed) for seed in SEEDS for name in HEALTHY]
     tuning, judging = ([cell for cell in runs if cell.part == part] for part in (TUNE, JUDGE))
     planted = [
-        StudyCell(PLANTED, one.recipe, name, one.settings, PLANTED_SEED, one.steps, one.step_s)
-        for name, one in FAULTS.items()
+        StudyCell(PLANTED, one.recipe, name, one.settings, PLANTED_SEED, one.steps) for name, one in FAULTS.items()
     ]
     return [*tuning[:1], *planted, *tuning[1:], *judging]
 
 
 def _healthy(name: str, seed: int) -> StudyCell:
-    recipe, part = HEALTHY[name], TUNE if seed in TUNED[name] else JUDGE
-    return StudyCell(part, name, "shipped", recipe.settings, seed, recipe.steps, recipe.step_s)
+    steps, settings = HEALTHY[name]
+    return StudyCell(TUNE if seed in TUNED[name] else JUDGE, name, "shipped", settings, seed, steps)

@@ -1,8 +1,6 @@
 """Do the findings stay silent in healthy runs, and do they name what was planted?
 
-python -m research.findings_runs --list
-python -m research.findings_runs --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m research.findings_runs --run [--only CELL ...] [--dir FOLDER]    # runs what is not done
 python -m research.findings_runs [--quick] [--json]
 
 `--run` writes each finished cell to research/results/findings_runs/CELL.parquet, every line of its metrics; commit it.
@@ -22,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from research.cells import Study, command
+from research.cells import Study, run
 from research.findings_runs.plan import FAULTS, HEALTHY, IN_SCORINGS, IN_STEPS, PLANTED, SEEDS, cells
-from research.judging import Report
+from research.judging import Report, Running, judge
 from research.kept import short
 from research.tables import FOLDER, read
 from squelch.cluster.runs.ending import EndCause, ending_of, is_complete
@@ -231,4 +229,8 @@ def report(quick: bool = False) -> Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, study, report, argv)
+    own = {cell.name: cell for cell in cells()}
+    running = Running(
+        tuple(own), "findings-runs", lambda folder, names: run(study(), [own[one] for one in names], folder)
+    )
+    return judge(__doc__, report, argv, running=running)
