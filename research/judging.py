@@ -1,4 +1,4 @@
-"""The command of a study: it judges the study's table, and writes its page or runs its cells where it can."""
+"""The command of a study: it judges the study's table, and writes the study's page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import REPOSITORY, parser_of, print_metrics
+from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.sweep.table import t_interval
 from squelch.kit.base.errors import UserError
 
-PAGES = REPOSITORY / "docs" / "research"
+PAGES = Path(__file__).parents[1] / "docs" / "research"
 TEMPLATES = Path(__file__).parent / "pages"
 
 
@@ -27,16 +27,6 @@ class Report:
     write: Callable[[], object] = lambda: None
 
 
-@dataclass(frozen=True)
-class Running:
-    """How the cells of a study are run. `folder`: name of the folder of its runs, below `build`; `run`: runs cells in
-    a folder by their names, and returns the exit code."""
-
-    cells: Sequence[str]
-    folder: str
-    run: Callable[[Path, Sequence[str]], int]
-
-
 def judge(
     words: str | None,
     report: Callable[[bool], Report],
@@ -44,30 +34,22 @@ def judge(
     *,
     quick: str = "the same: nothing is run",
     writes: str = "",
-    running: Running | None = None,
 ) -> int:
     """Prints a study's report; returns the exit code. `words`: the study's description; `report`: makes the report,
-    which may be cheaper with `--quick`; `writes`: the page in docs/research that `--write` writes; `running`: what
-    `--run` does before. Ends with exit code 2 if a flag, a setting or the table is wrong."""
-    parser, code = parser_of(words, quick), 0
+    which may be cheaper with `--quick`; `writes`: the page in docs/research that `--write` writes. Ends with exit code
+    2 if a flag or the table is wrong."""
+    parser = parser_of(words, quick)
     if writes:
         parser.add_argument("--write", action="store_true", help=f"write docs/research/{writes}")
-    if running:
-        cells, folder = running.cells, REPOSITORY / "build" / running.folder
-        parser.add_argument("--run", action="store_true", help="run the cells that are not done")
-        parser.add_argument("--only", nargs="+", choices=cells, default=cells, metavar="CELL", help="run: these")
-        parser.add_argument("--dir", type=Path, default=folder, help="run: folder of the runs")
     chosen = parser.parse_args(argv)
     try:
-        if running and chosen.run:
-            code = running.run(chosen.dir.resolve(), chosen.only)
         found = report(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
     if writes and chosen.write:
         found.write()
-    print_metrics(found.metrics, chosen.json, found.columns, found.rows, found.notes)
-    return code
+    show(found, chosen.json)
+    return 0
 
 
 def interval(values: Sequence[float | None]) -> Mapping[str, Any]:
@@ -89,3 +71,8 @@ def verdict(found: Mapping[str, Any], wanted: int) -> str:
 def template(page: str) -> str:
     """The text of a page that is made from a table, with places for `str.format` where it has metrics."""
     return (TEMPLATES / f"{page}.md").read_text()
+
+
+def show(report: Report, as_json: bool) -> None:
+    """Prints a report."""
+    print_metrics(report.metrics, as_json, report.columns, report.rows, report.notes)

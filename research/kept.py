@@ -13,7 +13,6 @@ make; `steps` are those that it made. Its last validation counts for the planned
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,22 +23,11 @@ from squelch.cluster.setting_keys import below
 
 Table = Mapping[str, Sequence[float | None]]
 BLOCK = 10
-DIGITS = 5
-"""Significant digits that are kept."""
 SUCCESS = "validation/success"
 DEPENDENCE, SURPRISE = "probe/link/dependence", "probe/link/surprise"
 SHARE = "probe/link/dependence_share"
 """D as a share of the answer's surprise under reasonings of other prompts."""
 ACTIONS = "actions_per_trajectory"
-
-NOT_LEARNED = ("loop.checkpoint_every", "loop.keep_checkpoints")
-"""Settings that change nothing of what is learned or measured; those that only say where a run is kept or shown were
-left out of the tables."""
-
-
-def changes_learning(word: str) -> bool:
-    """Whether an override may change what a cell learns or measures."""
-    return not below(word.partition("=")[0], NOT_LEARNED)
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,6 @@ class Kept:
     groups: Mapping[str, float]
     ended: str = ""
     """`no_signal` if the run ended so before its planned last step."""
-    overrides: tuple[str, ...] = ()
-    """Settings besides its study's, without those that say where it is kept; `set` in its content."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
     commit: str = ""
@@ -78,13 +64,6 @@ class Kept:
         return {int(step): value for step, value in pairs if step is not None and value is not None}
 
 
-def short(value: float | None) -> float | None:
-    """The value to `DIGITS` digits; None if it is not known."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS}g}")
-
-
 OTHERS = ("ended", "planned", "commit", "settings")
 """Entries of a content that a run need not have."""
 
@@ -99,9 +78,8 @@ def of_content(content: Mapping[str, Any]) -> Kept:
             raise TypeError(f"{name} is {content[name]!r} and no whole number")
     for name, table in content["tables"].items():
         _check_table(name, table)
-    overrides = tuple(content.get("set", ()))
-    run = Kept(**{name: content[name] for name in labels}, overrides=overrides, **others)
-    return carried(derived(run, [*overrides, *content.get("changed", ())]))
+    run = Kept(**{name: content[name] for name in labels}, **others)
+    return carried(derived(run, [*content.get("set", ()), *content.get("changed", ())]))
 
 
 def _check_table(name: str, table: Table) -> None:
@@ -214,13 +192,6 @@ def apart(groups: Iterable[Sequence[Kept]], named: str = "seeds whose runs") -> 
     return f"{named} did not start from the same weights: {count}" if count else ""
 
 
-def with_other_settings(runs: Iterable[Kept]) -> list[str]:
-    """A note for a report on runs that had settings besides their study's which change what is learned or measured."""
-    other = [(run.name, [*filter(changes_learning, run.overrides)]) for run in runs]
-    named = [f"{name} ({', '.join(words)})" for name, words in other if words]
-    return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []
-
-
 def commits(runs: Iterable[Kept]) -> list[str]:
     """A note for a report: the commit at which the runs were made."""
     found = sorted({run.commit for run in runs})
@@ -228,9 +199,8 @@ def commits(runs: Iterable[Kept]) -> list[str]:
 
 
 def caveats(runs: Sequence[Kept]) -> list[str]:
-    """The notes for a report on what the runs are: their commit, which ended early, and which were made with other
-    settings than planned."""
-    return [*commits(runs), *early_ends(runs), *with_other_settings(runs)]
+    """The notes for a report on what the runs are: their commit, and which ended early."""
+    return [*commits(runs), *early_ends(runs)]
 
 
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:

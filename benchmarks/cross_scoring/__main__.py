@@ -61,13 +61,11 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
         "vocabulary": shape.vocab_size,
         "prompt_tokens": prompt,
         "pairs": prompts * len(reasonings),
-        "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
         "engine_seconds": cost * prompts * len(reasonings),
         "peer_seconds": peer_cost * prompts * len(reasonings),
         "ratio": peer_cost / cost,
         "floor": most / least,
         "reached": peer_cost / cost / (most / least),
-        "gflops": {"engine": least / cost / 1e9, "peer": most / peer_cost / 1e9},
         "largest_difference_nats_per_token": worst,
     }
 

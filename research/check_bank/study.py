@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common import REPOSITORY, finished, search_path, without_vllm
+from benchmarks.common import REPOSITORY, finished, parser_of, search_path, without_vllm
 from benchmarks.peer.on_gpu import trl_side
 from research.check_bank.forms import checkpoints, format_of, forms
 from research.check_bank.plan import CELLS, Cell
-from research.judging import Report, Running, judge
+from research.judging import Report, show
 from research.tables import FOLDER, read_csv, write_csv
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CheckResult, check
@@ -44,8 +44,8 @@ RUN_S = 3000.0
 Row = Mapping[str, str]
 
 
-def run(root: Path, names: Sequence[str]) -> int:
-    """Runs the cells and checks them; those that are done are only checked. Returns the exit code."""
+def run(root: Path, names: Sequence[str]) -> None:
+    """Runs the cells and checks them; those that are done are only checked."""
     root.mkdir(parents=True, exist_ok=True)
     waiting = [CELLS[name] for name in names if not (root / name / "done").exists()]
     in_trl(root, "trainer_worker", [cell.name for cell in waiting if not cell.old])
@@ -56,7 +56,6 @@ def run(root: Path, names: Sequence[str]) -> int:
         kept = {key: row for key, row in kept.items() if key[0] != name} | {(name, row["form"]): row for row in found}
         write(list(kept.values()))
         say(f"{name}: " + ", ".join(f"{row['form']} {outcome(row)}" for row in found))
-    return 0
 
 
 def in_trl(root: Path, module: str, names: Sequence[str]) -> None:
@@ -133,7 +132,7 @@ def write(found: Sequence[Row]) -> None:
     write_csv(RESULTS, sorted(found, key=lambda row: (order.get(row["cell"], len(order)), row["form"])))
 
 
-def report(quick: bool = False) -> Report:
+def report() -> Report:
     """Of each cell the forms by outcome, and all counts."""
     found = read_csv(RESULTS)
     by_cell = {name: [row for row in found if row["cell"] == name] for name in CELLS}
@@ -181,4 +180,13 @@ def _forms(own: Sequence[Row], kind: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return judge(__doc__, report, argv, running=Running(tuple(CELLS), "check-bank", run))
+    parser = parser_of(__doc__, "judge the table, as without it")
+    parser.add_argument("--run", action="store_true", help="run the cells that are not done, and check them")
+    parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL", help="run: these")
+    folder = REPOSITORY / "build" / "check-bank"
+    parser.add_argument("--dir", type=Path, default=folder, help="run: folder of the runs")
+    chosen = parser.parse_args(argv)
+    if chosen.run:
+        run(chosen.dir.resolve(), chosen.only)
+    show(report(), chosen.json)
+    return 0

@@ -8,5 +8,4 @@ from research.kept import Kept
 
 def content_of(run: Kept) -> dict[str, Any]:
     """The content that `research.kept.of_content` makes the run of."""
-    content = asdict(run)
-    return {**content, "set": content.pop("overrides")}
+    return asdict(run)
