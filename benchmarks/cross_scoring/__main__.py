@@ -61,6 +61,7 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
         "vocabulary": shape.vocab_size,
         "prompt_tokens": prompt,
         "pairs": prompts * len(reasonings),
+        "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
         "engine_seconds": cost * prompts * len(reasonings),
         "peer_seconds": peer_cost * prompts * len(reasonings),
         "ratio": peer_cost / cost,
