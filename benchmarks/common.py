@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.kit.process.terminal import say
+from squelch.kit.process.terminal import aligned, say
 
 if TYPE_CHECKING:
     from transformers import Qwen2Config
@@ -69,6 +69,15 @@ def finished(
     if code != 0:
         what = f"did not end within {limit_s:g} s" if code is None else f"ended with code {code}"
         raise RuntimeError(f"{name} {what}; its log ends with:\n{log.read_text()[-LOG_TAIL:]}")
+
+
+def output_of(command: Sequence[str], variables: Mapping[str, str], limit_s: float, folder: Path = REPOSITORY) -> str:
+    """What a command printed that runs in a folder. RuntimeError with the end of its output if it fails."""
+    env = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} in {folder} failed:\n{(done.stdout + done.stderr)[-LOG_TAIL:]}")
+    return done.stdout
 
 
 def end(process: subprocess.Popen[Any], patience_s: float) -> None:
@@ -172,8 +181,8 @@ def print_metrics(
 
 
 def printed(columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str]) -> str:
-    """A table (first column left-aligned) and `notes` under it."""
-    return "\n".join([*_table(columns, rows), *notes])
+    """A table and `notes` under it."""
+    return "\n".join([*aligned([[_text(cell) for cell in row] for row in (columns, *rows)]), *notes])
 
 
 def print_targets(metrics: Mapping[str, Any], as_json: bool, targets: Mapping[str, str]) -> None:
@@ -181,14 +190,6 @@ def print_targets(metrics: Mapping[str, Any], as_json: bool, targets: Mapping[st
     shown = {key: value if isinstance(value, str) else format(value, ",.5g") for key, value in metrics.items()}
     rows = [[key, value, targets.get(key, "")] for key, value in shown.items()]
     print_metrics(metrics, as_json, ("metric", "value", "target"), rows, [])
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
-    for first, *others in cells:
-        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join([first.ljust(widths[0]), *aligned]).rstrip()
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

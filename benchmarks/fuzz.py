@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_metrics
+from benchmarks.common import output_of, parser_of, print_metrics
 from tests.fuzz.in_process_worker import MOST_GROWTH, Found, content
 from tests.fuzz.readers import TARGETS
 
@@ -75,13 +75,8 @@ def _add(whole: Found, part: dict[str, Any]) -> None:
 
 def over_folders(inputs: int, seed: int) -> list[Found]:
     """Fuzzes the readers of model folders and checkpoints, each input in a child process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.folders_worker", str(seed), "0", str(inputs)],
-        stdout=subprocess.PIPE,
-        timeout=BLOCK_S,
-        check=True,
-    )
-    parts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
+    said = output_of([sys.executable, "-m", "tests.fuzz.folders_worker", str(seed), "0", str(inputs)], {}, BLOCK_S)
+    parts = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     found = [Found(part["target"]) for part in parts]
     for whole, part in zip(found, parts, strict=True):
         _add(whole, part)

@@ -33,15 +33,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.common import parser_of, print_metrics
+from benchmarks.common import parser_of, print_targets
 from squelch.cluster.config import dump, load
 from squelch.cluster.inspector.run_metrics import KEYS
 from squelch.kit.archive.group_index import index_rows
-from squelch.kit.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of, part_key
+from squelch.kit.archive.parts import GROUPS, STEPS_PER_BLOCK, block_of, part_key
 from squelch.kit.archive.reader import block_key, read_index
 from squelch.kit.archive.rows import to_table
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
-from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace, encoded, scores_table
 from squelch.kit.archive.writer import ROWS_PER_ROW_GROUP
 from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 
@@ -71,9 +70,8 @@ OPEN = """async (path) => {
 
 
 def build(folder: Path, num_groups: int, num_real: int) -> None:
-    """Writes the run: parts, index, score matrices, metrics, spans, configuration and tokenizer."""
+    """Writes the run: parts, index, metrics, spans, configuration and tokenizer."""
     (folder / "groups").mkdir(parents=True)
-    (folder / "scores").mkdir()
     (folder / "config.yaml").write_text(dump(load("frozenlake", [f"name={folder.name}"])))
     steps = _played(num_real, folder)
     count = -(-num_groups // STEP_GROUPS)
@@ -121,8 +119,8 @@ def _in_turns(one: Trajectory, codec: Any, rng: np.random.Generator) -> Trajecto
 
 
 def _write_groups(folder: Path, steps: Sequence[pa.Table], count: int) -> None:
-    """The parts of `count` steps, which repeat the parts of `steps`; their index; and score matrices of every fiftieth
-    step. A copy of a part keeps its groups' ids."""
+    """The parts of `count` steps, which repeat the parts of `steps`, and their index. A copy of a part keeps its
+    groups' ids."""
     indexed, block = [index_rows(table) for table in steps], list[pa.Table]()
     for step in range(1, count + 1):
         at = (step - 1) % len(steps)
@@ -133,24 +131,10 @@ def _write_groups(folder: Path, steps: Sequence[pa.Table], count: int) -> None:
             shutil.copyfile(folder / part_key(GROUPS, at + 1), path)
         number = indexed[at].schema.get_field_index("step")
         block.append(indexed[at].set_column(number, "step", pa.array([step] * len(indexed[at]), pa.int32())))
-        if step % 50 == 1:
-            (folder / part_key(SCORES, step)).write_bytes(
-                encoded(scores_table({"first_turn": _matrix(block[-1])}, step))
-            )
         if (step + 1) % STEPS_PER_BLOCK == 0 or step == count:
             table = pa.concat_tables(block).cast(INDEX_SCHEMA)
             pq.write_table(table, folder / block_key(block_of(step)), compression="zstd")
             block = []
-
-
-def _matrix(index: pa.Table) -> ScoreMatrix:
-    """A score matrix of the step's groups, as many reasonings a prompt as the demo scores."""
-    rng, ids = np.random.default_rng(0), index["group_id"].to_pylist()
-    source = np.repeat(np.arange(len(ids)), 8)
-    places = [TurnPlace(name, k, 0) for name in ids for k in range(8)]
-    return ScoreMatrix(
-        -rng.exponential(10, (len(source), len(ids))), source, np.full(len(source), 12), places, places[::8]
-    )
 
 
 def _write_lines(folder: Path, count: int) -> None:
@@ -222,30 +206,15 @@ def measure(folder: Path, chromium: str) -> dict[str, float]:
 
 
 def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
-    home, rows = address.rstrip("/"), "table.groups tbody tr[data-row]"
-    middle = index["step"][-1].as_py() // 100 * 50 + 1
-    found = {
-        "first_page_ms": timed(page, address, ".first-page"),
-        "list_again_ms": timed(page, f"{home}/groups", rows),
-    }
-    rng = np.random.default_rng(1)
-    drawn = index.take(rng.integers(len(index), size=OPENED)).to_pylist()
+    home = address.rstrip("/")
+    found = {"first_page_ms": timed(page, address, ".first-page")}
+    drawn = index.take(np.random.default_rng(1).integers(len(index), size=OPENED)).to_pylist()
     paths = [f"/group?step={row['step']}&group={row['group_id']}" for row in drawn]
     pages = [timed(page, home + path, ".trajectory .sampled i") for path in paths]
     page.goto(f"{home}/groups")
     clicks = [page.evaluate(OPEN, path) for path in reversed(paths)]
     for name, values in (("group_new_page", pages), ("group_from_list", clicks)):
         found |= {f"{name}_ms_median": statistics.median(values), f"{name}_ms_max": max(values)}
-    found |= {
-        "last_page_ms": timed(page, f"{home}/groups?page={len(index) // 50}", rows),
-        "sorted_ms": timed(page, f"{home}/groups?sort=variance", rows),
-        "search_ms": timed(page, f"{home}/groups?q=-007&decision=dropped", rows),
-        "scores_ms": timed(page, f"{home}/scores?step={middle}", "canvas[data-drawn]"),
-        "templates_ms": timed(page, f"{home}/templates?step={middle}", ".templates tr[data-row]"),
-        "figures_ms": timed(page, f"{home}/figures", ".charts[data-drawn]"),
-        "timeline_first_ms": timed(page, f"{home}/timeline", ".lanes[data-drawn]"),
-        "timeline_again_ms": timed(page, f"{home}/timeline?step={middle}", ".lanes[data-drawn]"),
-    }
     return found
 
 
@@ -263,8 +232,7 @@ def main() -> int:
             build(folder, *((2_000, 80) if args.quick else (ALL_GROUPS, REAL_GROUPS)))
         found = measure(folder, chromium)
     missed = [name for name, most in TARGETS.items() if found[name] > most]
-    rows = [(name, value, f"<= {TARGETS[name]:g}" if name in TARGETS else "") for name, value in found.items()]
-    print_metrics(found | {"reached": not missed}, args.json, ("metric", "value", "target"), rows, ())
+    print_targets(found, args.json, {name: f"<= {most:g}" for name, most in TARGETS.items()})
     return 1 if missed else 0
 
 

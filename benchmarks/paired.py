@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.common import REPOSITORY
+from benchmarks.common import REPOSITORY, output_of
 from squelch.kit.diagnosis.uncertainty import t_quantile
 
 T = TypeVar("T")
@@ -33,36 +31,13 @@ class Side:
     overrides: tuple[str, ...] = ()
 
 
-def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
-    """Runs a command with a checkout's code; returns what it printed. RuntimeError if it fails."""
-    done = subprocess.run(
-        command,
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the block in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def demo_steps(side: Side, model: str, steps: int, overrides: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:
     """The metrics of a run of the recipe `frozenlake` by a side, without those of the first two steps."""
     python = side.checkout / ".venv/bin/python" if side.checkout != REPOSITORY else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "train",
-            "frozenlake",
-            f"model.path={model}",
-            f"runs_dir={folder}",
-            "name=block",
-            f"loop.steps={steps}",
-        ]
-        words += [*STEPS_ALONE, *overrides, *side.overrides]
-        run_in(side.checkout, [str(python), "-m", "squelch.cluster.cli", *words], timeout_s)
+        command = [str(python), "-m", "squelch.cluster.cli", "train", "frozenlake", f"model.path={model}", "name=block"]
+        command += [f"runs_dir={folder}", f"loop.steps={steps}", *STEPS_ALONE, *overrides, *side.overrides]
+        output_of(command, {"PYTHONPATH": str(side.checkout)}, timeout_s, side.checkout)
         lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
     return [metrics for metrics in map(json.loads, lines) if metrics["step"] > WARM_UP]
 

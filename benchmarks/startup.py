@@ -67,7 +67,7 @@ class Process:
     """CPU seconds at the end of each phase, and in the last one so far."""
 
 
-def role(process: psutil.Process, driver: int) -> str:
+def role_of(process: psutil.Process, driver: int) -> str:
     """What a process does; empty if it has ended or is nobody known."""
     if process.pid == driver:
         return "driver"
@@ -91,7 +91,7 @@ def look(driver: int, found: dict[int, Process], phase: str) -> None:
         except psutil.Error:
             continue
         known = found.setdefault(process.pid, Process(""))
-        known.name = role(process, driver) or known.name
+        known.name = role_of(process, driver) or known.name
         known.seconds[phase] = times.user + times.system
 
 

@@ -25,21 +25,15 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import RunConfig, load
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
-from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
-from squelch.kit.records.shared_prefix import distinct
-from squelch.kit.scoring.cross_scoring import CrossScorer
 from squelch.learner.warmup import tiny
 
 NUM_PROMPTS = 32
-"""Number of prompts in the retrieval of the first turn's reasoning."""
+"""Tasks, each with a group of GROUP_SIZE episodes."""
 GROUP_SIZE = 16
 QUICK_TASKS = 64
-REASONINGS_PER_PROMPT = 4
 TARGETS = {
     "success_t05": "0.30 to 0.42",
     "groups_with_variance": ">= 0.4",
-    "conditional_entropy": ">= 0.3",
-    "retrieval_over_chance": ">= 4",
     "seconds": "<= 150 (FrozenLake), 240 (Sokoban)",
 }
 """Targets on grid worlds."""
@@ -58,7 +52,7 @@ def success(model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num: in
 def signal(groups: list[Played]) -> dict[str, float]:
     """Figures of groups of `GROUP_SIZE` at temperature 1: reward variance, format validity, and lengths."""
     returns = np.array([one.episode_return for one in groups]).reshape(-1, GROUP_SIZE)
-    turns = sum(len(one.prompts) for one in groups)
+    turns = sum(one.turns for one in groups)
     return {
         "groups_with_variance": float((returns.var(axis=1, ddof=1) > 1e-10).mean()),
         "reward_variance": float(returns.var(axis=1, ddof=1).mean()),
@@ -66,21 +60,6 @@ def signal(groups: list[Played]) -> dict[str, float]:
         "turns": turns / len(groups),
         "tokens_per_trajectory": float(np.mean([len(one.token_ids) for one in groups])),
     }
-
-
-def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]:
-    """Figures on the dependence of the first turn's reasoning on its prompt."""
-    chosen = [one for k, one in enumerate(groups) if k % GROUP_SIZE < REASONINGS_PER_PROMPT and len(one.reasonings[0])]
-    prompts = [one.prompts[0] for one in groups[::GROUP_SIZE]]
-    ids = {one.seed: column for column, one in enumerate(groups[::GROUP_SIZE])}
-    reasonings = [one.reasonings[0] for one in chosen]
-    matrix = CrossScorer(model, token_budget=2048).matrix(prompts, reasonings)
-    lengths, source = np.array([len(z) for z in reasonings]), np.array([ids[one.seed] for one in chosen])
-    same = distinct(prompts)[1]
-    report = proxies_of_scores(usable(matrix, lengths, source, prompt_id=same)).as_dict()
-    names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
-    metrics = {name: float(report[name]) for name in names}
-    return metrics | {"retrieval_over_chance": metrics["retrieval_accuracy"] / metrics["retrieval_chance"]}
 
 
 def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
@@ -106,7 +85,6 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
         "success_t05": success(model, codec, config, num_tasks, 0.5),
         **({"success_t1": success(model, codec, config, num_tasks, 1.0)} if num_tasks > QUICK_TASKS else {}),
         **signal(groups),
-        **dependence(model, groups),
     }
 
 

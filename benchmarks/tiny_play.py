@@ -6,7 +6,7 @@ It serves to tune and test the tiny policy. It feeds and samples as the rollout 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,19 +26,14 @@ ROWS_TOGETHER = 128
 
 @dataclass
 class Played:
-    """One episode: its token ids, its outcome, and per turn the prompt X and the reasoning Z."""
+    """One episode: its token ids and its outcome."""
 
     seed: int
     token_ids: np.ndarray
     episode_return: float = 0.0
     success: bool = False
+    turns: int = 0
     valid_turns: int = 0
-    prompts: list[np.ndarray] = field(default_factory=list)
-    """Per turn X: (num_tokens,) int32."""
-    reasonings: list[np.ndarray] = field(default_factory=list)
-    """Per turn Z: (num_reasoning,) int32."""
-    surprisals: list[float] = field(default_factory=list)
-    """Per turn, nats: -log p(Z | X) at the sampling temperature, summed over the tokens of Z."""
 
 
 @torch.inference_mode()
@@ -85,14 +80,11 @@ def sample_turn(
     return [(tokens[row, :n], scores[row, :n]) for row, n in enumerate(lengths.tolist())]
 
 
-def _take_turn(played: Played, episode: Episode, codec: ChatCodec, ids: np.ndarray, log_probs: np.ndarray) -> bool:
+def _take_turn(played: Played, episode: Episode, codec: ChatCodec, ids: np.ndarray) -> bool:
     """Record one sampled turn; returns whether the episode continues."""
     closed = len(ids) > 0 and int(ids[-1]) in codec.stop_ids
-    start, end = codec.reasoning_span(ids)
     outcome = episode.act(codec.text(ids), hit_token_limit=not closed)
-    played.prompts.append(played.token_ids)
-    played.reasonings.append(ids[start:end])
-    played.surprisals.append(-float(log_probs[start:end].sum()))
+    played.turns += 1
     played.episode_return += outcome.reward
     played.valid_turns += outcome.format_valid
     played.success = outcome.success
@@ -126,8 +118,8 @@ def _play_together(
         turns = sample_turn(model, prompts, codec, temperature, max_tokens, generator)
         active = [
             index
-            for index, (ids, log_probs) in zip(active, turns, strict=True)
-            if _take_turn(played[index], episodes[index], codec, ids, log_probs)
+            for index, (ids, _) in zip(active, turns, strict=True)
+            if _take_turn(played[index], episodes[index], codec, ids)
         ]
     return played
 

@@ -175,7 +175,7 @@ def markdown(runs: Sequence[Kept]) -> str:
 
 
 def notes_of(found: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> list[str]:
-    """What is not as planned: seeds of several warm-ups, runs with other settings or that ended early."""
+    """What is not as planned: seeds of several warm-ups, and runs that ended early."""
     return [*(f"{one['says']}: {one['note']}" for one in found if one["note"]), *caveats(runs)]
 
 

@@ -67,7 +67,6 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
         "ratio": peer_cost / cost,
         "floor": most / least,
         "reached": peer_cost / cost / (most / least),
-        "gflops": {"engine": least / cost / 1e9, "peer": most / peer_cost / 1e9},
         "largest_difference_nats_per_token": worst,
     }
 

@@ -1,4 +1,4 @@
-"""Measures environments without a model: steps and tasks per second, overlap of the splits, difficulty, hostile texts.
+"""Measures environments without a model: steps and tasks per second, overlap of the splits, hostile texts.
 
 python -m benchmarks.environments [--env NAME] [--quick] [--json] [--write]
 
@@ -18,7 +18,6 @@ from typing import Any
 from benchmarks.common import parser_of, print_targets
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.own import demonstrator_of, own_environment
-from squelch.envs.base import TextEnv
 from squelch.envs.format import parse
 from squelch.envs.registry import environment_names
 from squelch.envs.wording import DEFAULT_QUALITY
@@ -94,34 +93,6 @@ def draw_keys(name: str, split: Split, count: int) -> tuple[set[str], int, float
     return keys, drawn, len(keys) / (time.perf_counter() - start)
 
 
-def success_rate(name: str, policy: str, count: int) -> float:
-    """Share of `count` validation tasks solved within the episode's limits on turns and actions."""
-    env, rng, solved = own_environment(name, "validation"), random.Random(0), 0
-    for seed in range(count):
-        env.reset(seed=seed, options={"noise_seed": seed})
-        solved += plays_to_success(env, policy, rng)
-    return solved / count
-
-
-def plays_to_success(env: TextEnv, policy: str, rng: random.Random) -> bool:
-    """Whether the policy (random, solver, demonstrator) succeeds within `max_turns` turns from the present state."""
-    for _ in range(env.max_turns):
-        for action in turn_of(env, policy, rng)[: env.max_actions_per_turn]:
-            _, _, terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                return bool(info["success"])
-    return False
-
-
-def turn_of(env: TextEnv, policy: str, rng: random.Random) -> list[str]:
-    """The actions of the policy (random, solver, demonstrator) for one turn."""
-    if policy == "random":
-        return rng.choices(env.actions, k=env.max_actions_per_turn)
-    if policy == "solver":
-        return env.solution() or []
-    return demonstrator_of(env).demonstrate(rng, DEFAULT_QUALITY)[1]
-
-
 def attack(name: str, count: int) -> dict[str, Any]:
     """Sends hostile texts through the parser, and hostile actions through reading and reward (except programs)."""
     env, rng = own_environment(name), random.Random(0)
@@ -170,10 +141,6 @@ def measure(name: str, tasks: int) -> dict[str, Any]:
         "validation_tasks_distinct": len(validation),
         "tasks_in_both_splits": len(train & validation),
     }
-    count = 20 if name in PROGRAM_RUNNERS else min(tasks // 2, 1_000)
-    policies = ["random"] if own_environment(name).actions else []
-    for policy in [*policies, "solver", "demonstrator"]:
-        metrics[f"success_{policy}"] = success_rate(name, policy, count)
     return metrics | attack(name, 10 * tasks)
 
 

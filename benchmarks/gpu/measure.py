@@ -9,11 +9,10 @@ at random. The parts
 
 | part | what it prints |
 |---|---|
-| attention | FlexAttention's kernel against the dense form: differences of output and gradients, time of 16k tokens |
 | learner, Qwen2.5-0.5B | a training step of 16k packed tokens: share of the GPU's peak, peak memory and its estimate |
 | learner, SmolLM2-135M | the same at SmolLM2's shape |
 | cross-scoring | 64 prompts of 1,000 tokens x 8 reasonings: seconds, share of the peak, memory and its estimate |
-| tests | the tests that are marked `cuda` |
+| tests | the tests that are marked `cuda`: FlexAttention's kernel against the dense form, steps against a CPU's |
 | memory | peak of a learner rank against its estimate, for each setting that changes it |
 | publication | seconds of a publication by each way, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
@@ -35,7 +34,6 @@ failed, 2 if there is no GPU.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -53,7 +51,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.common import parser_of
 from benchmarks.gpu.parts import PARTS, WHOLE_RUN, installed
+from squelch.kit.base.disk import write_whole
 
 BUDGET_S = 480.0
 RESERVE_S = 10.0
@@ -88,9 +88,7 @@ class Report:
     def keep(self) -> None:
         """Writes the object as it is to `out`."""
         if self.out is not None:
-            partial = self.out.with_name(self.out.name + ".partial")
-            partial.write_text(json.dumps(self.found, indent=1) + "\n")
-            partial.replace(self.out)
+            write_whole(self.out, json.dumps(self.found, indent=1) + "\n")
 
 
 def versions() -> dict[str, str | None]:
@@ -199,11 +197,7 @@ def stop(number: int, frame: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the object; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, under a minute")
-    parser.add_argument("--json", action="store_true", help="the object on one line, without indentation")
+    parser = parser_of(__doc__, "tiny shapes, under a minute")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to run")
     names = [*PARTS, "run"]
     parser.add_argument("--parts", nargs="+", choices=names, metavar="NAME", help="these parts only; run: a whole run")

@@ -22,7 +22,6 @@ class Part:
 
 RUN = ("ray", "vllm")
 PARTS = {
-    "attention": Part("benchmarks.gpu.attention:measure", 150),
     "learner, Qwen2.5-0.5B": Part("benchmarks.gpu.step:qwen", 120),
     "learner, SmolLM2-135M": Part("benchmarks.gpu.step:smollm", 90),
     "cross-scoring": Part("benchmarks.gpu.scoring:measure", 120),

@@ -3,9 +3,6 @@
 The shape is that of Qwen2.5-0.5B, weights are random, in bfloat16. A quarter of the prompts is scored first, so that a
 slow machine gives a metric too; the whole matrix follows if the time left suffices. Operations are those of matrix
 products and attention (`benchmarks.cross_scoring.work.Operations`).
-
-Before that, a scorer step under a budget of pairs, whose prompts fill no pass alone: 52 prompts, about 18 reasonings
-under each, scored one prompt a pass (the old way) and packed in turn, and with the choice that the scorer makes.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -23,13 +19,10 @@ from benchmarks.gpu.common import GIB, QWEN, Setting, shape_of, share_of_peak
 from squelch.actors.config import ScorerConfig
 from squelch.actors.model_counts import model_size
 from squelch.actors.scorer import memory
-from squelch.kit.diagnosis.pair_budget import draw_pairs
-from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
+from squelch.kit.scoring.cross_scoring import CrossScorer
 
 SAMPLES = 8
 TOKEN_BUDGET = 16_384
-COLUMNS, OTHERS, TURNS = 52, 1, 3
-"""A scorer step under a budget: its prompts, the other prompts of each reasoning, and the times that it is scored."""
 
 
 def measure(setting: Setting) -> Iterator[dict[str, Any]]:
@@ -40,8 +33,6 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     policy: Any = random_policy(config)  # transformers' annotation of `to` is not that of a method
     model: PreTrainedModel = policy.to(setting.device, torch.bfloat16)
     scorer, operations = CrossScorer(model, TOKEN_BUDGET), Operations.of(model)
-    pairs = COLUMNS * SAMPLES * (1 + OTHERS)
-    yield {f"{COLUMNS} prompts, {pairs} pairs": _in_turn(setting, scorer, prompt // 5, reasoning)}
     columns = random_rows(prompts, prompt, config.vocab_size, 4)
     reasonings = random_rows(prompts * SAMPLES, reasoning, config.vocab_size, 5)
     scorer.matrix(columns[:1], reasonings[:SAMPLES])  # the first call includes set-up
@@ -69,32 +60,3 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
         yield {f"{prompts} x {SAMPLES}": {"skipped": f"{expected_s:.0f} s expected, {setting.left_s():.0f} s left"}}
         return
     yield {f"{prompts} x {SAMPLES}": scored(prompts)}
-
-
-def _in_turn(setting: Setting, scorer: CrossScorer, prompt: int, reasoning: int) -> dict[str, Any]:
-    """For each way the median seconds of a scorer step, its passes and tokens, and the measured cost of a pass and of a
-    token; and how far the scores of packed prompts are from those of the old way."""
-    vocabulary = scorer.model.config.vocab_size
-    prompts = random_rows(COLUMNS, prompt, vocabulary, 6)
-    reasonings = random_rows(COLUMNS * SAMPLES, reasoning, vocabulary, 7)
-    wanted = draw_pairs(np.repeat(np.arange(COLUMNS), SAMPLES), COLUMNS, OTHERS, (8,))
-    ways: tuple[Ways, ...] = ("measured", "one", "packed")
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    rows: dict[str, Any] = {}
-    found = {}
-    for turn in range(TURNS + 1):
-        for way in ways:
-            scorer.columns = way
-            before, start = (scorer.num_passes, scorer.num_forwarded), time.perf_counter()
-            found[way] = scorer.matrix(prompts, reasonings, wanted)
-            setting.synchronize()
-            if turn:  # the first compiles and measures
-                seconds[way].append(time.perf_counter() - start)
-            a_pass, a_token = scorer.costs[scorer.way].each
-            rows[way] = {"passes": scorer.num_passes - before[0], "tokens": scorer.num_forwarded - before[1]}
-            rows[way] |= {"way": scorer.way, "pass_seconds": a_pass, "token_seconds": a_token}
-    scorer.columns = "one"
-    for way in ways:
-        rows[way]["seconds"] = float(np.median(seconds[way]))
-    off = float(np.nanmax(np.abs(found["one"] - found["packed"])))
-    return rows | {"largest_difference_nats_per_token": off / reasoning}

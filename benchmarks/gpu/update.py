@@ -15,8 +15,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from benchmarks.gpu.common import QWEN, Setting, alone, shape_of, share_of_peak, steps_of, write_model
+from benchmarks.gpu.step import QUICK, settings
 from benchmarks.learner import random_work
-from squelch.learner.config import LearnerConfig
 from squelch.learner.trainer import Trainer
 
 PROMPTS, SAMPLES, PROMPT, ANSWER, STEPS, WARM_UP = 32, 8, 250, 257, 4, 2
@@ -42,16 +42,10 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     for name, case in CASES.items():
         try:
             counters.clear()
-            yield {name: case_of(setting, Trainer(model, learner(setting, case)), groups) | _compiled(case)}
+            learner = settings(QUICK, setting.device, **{"token_budget": 16384} | case)
+            yield {name: case_of(setting, Trainer(model, learner), groups) | _compiled(case)}
         except (ValueError, torch.cuda.OutOfMemoryError) as error:  # the estimate, or the GPU, refuses it
             yield {name: {"skipped": str(error)[:500]}}
-
-
-def learner(setting: Setting, case: dict[str, Any]) -> LearnerConfig:
-    """The learner of a case."""
-    cuda = setting.device == "cuda"
-    common = {"num_gpus": 1.0 if cuda else 0.0, "dtype": "bfloat16", "minibatches": 1, "token_budget": 16384}
-    return LearnerConfig.model_validate(common | {"max_memory_gib": None if cuda else 64.0} | case)
 
 
 def _compiled(case: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,8 @@
 All metrics are of one rank in this process, in CPU seconds of all its threads, best of the steps after the first. The
 two forms alternate. A packed step is compared with the same step padded to the longest row with causal SDPA and a mask,
 through transformers' own modules as in TRL and the paper's authors' code. `floor` is the ratio of the counted
-operations of both. Inputs are the demos' tokens and single-turn groups of 16. `gflops` are those of float32 matrix
-products by MKL, and by oneDNN, which the learner uses. Models are random; the arithmetic does not depend on their
-weights.
+operations of both. Inputs are the demos' tokens and single-turn groups of 16. Models are random; the arithmetic does
+not depend on their weights.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
 from squelch.learner import process_group
 from squelch.learner.config import LearnerConfig
-from squelch.learner.kernels.linear import product
 from squelch.learner.process_environment import ENVIRONMENT
 from squelch.learner.trainer import Trainer
 
@@ -37,7 +35,7 @@ LAYOUTS: dict[str, tuple[int, int] | None] = {
     **{f"{prompt} + {answer}": (prompt, answer) for prompt in (20, 150, 600) for answer in (30, 60)},
 }
 QUICK_LAYOUTS = ("frozenlake", "150 + 30")
-COLUMNS = ("layout", "packed", "padded", "floor", "ratio", "reached", "packed_gflops")
+COLUMNS = ("layout", "packed", "padded", "floor", "ratio", "reached")
 
 
 def cpu_seconds(action: Callable[[], Any]) -> float:
@@ -45,14 +43,6 @@ def cpu_seconds(action: Callable[[], Any]) -> float:
     start = time.process_time()
     action()
     return time.process_time() - start
-
-
-def measure_rates() -> dict[str, float]:
-    """GFLOP/s of a matrix product of 4096 x 256 by 256 x 768, by library."""
-    x, weight = torch.randn(4096, 256), torch.randn(768, 256)
-    ways = {"mkl": lambda: x @ weight.t(), "onednn": lambda: product(x, weight)}
-    best = {name: min(cpu_seconds(way) for _ in range(20)) for name, way in ways.items()}
-    return {name: 2 * 4096 * 256 * 768 / seconds / 1e9 for name, seconds in best.items()}
 
 
 def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[str, float]:
@@ -76,8 +66,7 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
     counted = {variant: random_work.operations(t, groups, 0, variant != "packed") for variant, t in variants.items()}
     floor = counted["padded"] / counted["packed"]
     ratio = found["padded"] / found["packed"]
-    gflops = counted["packed"] / found["packed"] / 1e9
-    return {**found, "floor": floor, "ratio": ratio, "reached": ratio / floor, "packed_gflops": gflops}
+    return {**found, "floor": floor, "ratio": ratio, "reached": ratio / floor}
 
 
 def main() -> int:
@@ -93,10 +82,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         layouts = {name: measure_layout(name, Path(folder) / name, steps, chosen.threads) for name in names}
     process_group.stop()
-    metrics = {"gflops": measure_rates(), "layouts": layouts, "threads": chosen.threads}
+    metrics = {"layouts": layouts, "threads": chosen.threads}
     rows = [[name, *(found[column] for column in COLUMNS[1:])] for name, found in layouts.items()]
-    notes = [f"{library}: {rate:.0f} GFLOP/s" for library, rate in metrics["gflops"].items()]
-    print_metrics(metrics, chosen.json, COLUMNS, rows, notes)
+    print_metrics(metrics, chosen.json, COLUMNS, rows, ())
     return 0
 
 

@@ -14,12 +14,10 @@ cache of keys and values that were used.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from typing import Any
 
-from benchmarks.common import arguments, print_metrics
+from benchmarks.common import arguments, output_of, print_metrics
 from squelch.actors.process.allocator import ALLOCATOR
 
 GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
@@ -45,11 +43,8 @@ COLUMNS = ("actor", "measured GiB", "estimate GiB", "of estimate", "net GiB", "n
 def measure(quick: bool, case: dict[str, Any]) -> dict[str, float]:
     """The metrics of one case, GiB, from a new process."""
     command = [sys.executable, "-m", "benchmarks.memory.actor_worker", json.dumps({**case, "quick": quick})]
-    environment = {**os.environ, **(ALLOCATOR if case["role"] == "engine" else GIVE_BACK)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"measuring {case} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    said = output_of(command, ALLOCATOR if case["role"] == "engine" else GIVE_BACK, TIMEOUT_S)
+    found: dict[str, float] = json.loads(said.splitlines()[-1])
     sys.stderr.write(f"{case}: {found}\n")
     return found
 

@@ -40,22 +40,20 @@ def show(metrics: list[dict[str, Any]], as_json: bool) -> None:
     names = [f"programs_per_second_{callers}" for callers in programs.CALLERS]
     names += ["cpu_ms_per_program", "tests_per_second"]
     rows = [[metric["backend"], *(metric[name] for name in names)] for metric in metrics]
-    notes = [note for metric in metrics for note in late_notes(metric["backend"], metric["lateness"])]
+    notes = [late_note(metric["backend"], metric["lateness"]) for metric in metrics]
     notes.append("Programs a second fall with the load of the machine; CPU a program does not.")
     notes.append(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
     columns = ["back end", *(f"programs/s, {callers} callers" for callers in programs.CALLERS)]
     print_metrics({"backends": metrics}, as_json, [*columns, "CPU ms a program", "tests/s, 20 each"], rows, notes)
 
 
-def late_notes(name: str, late: dict[str, Any]) -> list[str]:
+def late_note(name: str, late: dict[str, Any]) -> str:
     """The lateness of one back end in words."""
-    slowest = ", ".join(f"{one['name']} {one['seconds'] * 1000:.0f} ms" for one in late["slowest"])
-    return [
+    return (
         f"{name}: {late['runs']} runs of {late['programs']} programs ended {late['median_s'] * 1000:.0f} ms (median) "
         f"and at most {late['largest_s'] * 1000:.0f} ms after their limit; floods of files "
-        f"{late['floods_median_s'] * 1000:.0f} and {late['floods_largest_s'] * 1000:.0f} ms",
-        f"{name}: the slowest were {slowest}",
-    ]
+        f"{late['floods_median_s'] * 1000:.0f} and {late['floods_largest_s'] * 1000:.0f} ms"
+    )
 
 
 def main() -> None:

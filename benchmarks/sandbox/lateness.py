@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -13,7 +12,6 @@ from tests.envs.sandbox.corpus import Hostile, corpus
 
 LIMIT_S = 0.4
 LIMITS = Limits(wall_s=LIMIT_S, total_s=60, cpu_s=5)
-SLOWEST_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,6 @@ def measure(pool: Pool, repeats: int) -> dict[str, Any]:
     pool.run("print(1)", [Question()], LIMITS)
     found = [late for _ in range(repeats) for hostile in corpus() if (late := run(pool, hostile)) is not None]
     floods = [late.seconds for late in found if late.is_flood]
-    slowest = sorted(found, key=lambda late: late.seconds, reverse=True)[:SLOWEST_SHOWN]
     return {
         "runs": len(found),
         "programs": len({late.name for late in found}),
@@ -39,7 +36,6 @@ def measure(pool: Pool, repeats: int) -> dict[str, Any]:
         "largest_s": max(late.seconds for late in found),
         "floods_median_s": median(floods),
         "floods_largest_s": max(floods),
-        "slowest": [dataclasses.asdict(late) for late in slowest],
     }
 
 

@@ -45,12 +45,10 @@ def cpu_s() -> float:
 
 def measure(backend: Backend, count: int) -> dict[str, float]:
     """Programs per second by callers, CPU milliseconds of a program with all processes, and tests per second."""
-    cpu, pool, own = cpu_s(), warm_pool(backend), time.process_time()
+    cpu, pool = cpu_s(), warm_pool(backend)
     metrics = {f"programs_per_second_{callers}": programs_per_second(pool, count, callers) for callers in CALLERS}
-    own = time.process_time() - own
     pool.close()
     metrics["cpu_ms_per_program"] = (cpu_s() - cpu) / (count * len(CALLERS) + WARM_UP) * 1000
-    metrics["own_cpu_ms_per_program"] = own / (count * len(CALLERS)) * 1000
     pool = warm_pool(backend)
     metrics["tests_per_second"] = TESTS * programs_per_second(pool, max(4, count // 10), 2, tests=TESTS)
     pool.close()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docs.writers.tables import table
-from research.findings_runs.study import RESULTS, seen
+from research.findings_runs import RESULTS, seen
 from research.tables import read
 from squelch.kit.findings.catalogue import Entry, catalogue
 

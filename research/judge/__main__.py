@@ -11,7 +11,7 @@ sampled them at two temperatures, each after three demonstrated turns of other t
 from __future__ import annotations
 
 from benchmarks.common import arguments, print_metrics
-from research.judge.measure import counted, labelled
+from research.judge.measure import labelled, metrics_of
 
 
 def main() -> None:
@@ -19,8 +19,8 @@ def main() -> None:
     given = arguments(__doc__, "the same: it takes a second")
     reasonings = labelled()
     names = sorted({one.environment for one in reasonings})
-    found = {name: counted([one for one in reasonings if one.environment == name]).metrics() for name in names}
-    found["all"] = counted(reasonings).metrics()
+    found = {name: metrics_of([one for one in reasonings if one.environment == name]) for name in names}
+    found["all"] = metrics_of(reasonings)
     rows = [[key, *(found[name][key] for name in found)] for key in found["all"]]
     print_metrics({"judge": found}, given.json, ("", *found), rows, [])
 

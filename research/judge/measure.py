@@ -32,37 +32,6 @@ class Labelled:
     claims: tuple[tuple[str, bool], ...]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counts over reasonings of one environment."""
-
-    reasonings: int
-    read: int
-    """Claims that the reader found."""
-    found: int
-    """Claims that the judge found."""
-    both: int
-    agreed: int
-    """Claims that both found, with the same verdict."""
-    right: int
-    """Reasonings with a claim and none that is false, by the reader."""
-    judged_right: int
-    both_right: int
-
-    def metrics(self) -> dict[str, float]:
-        """Shares, each in [0, 1]; NaN where there is nothing to count."""
-        return {
-            "reasonings": self.reasonings,
-            "claims": self.read,
-            "precision": _share(self.both, self.found),
-            "recall": _share(self.both, self.read),
-            "same_verdict": _share(self.agreed, self.both),
-            "right": _share(self.right, self.reasonings),
-            "right_precision": _share(self.both_right, self.judged_right),
-            "right_recall": _share(self.both_right, self.right),
-        }
-
-
 def labelled(path: Path = LABELLED) -> list[Labelled]:
     """The labelled reasonings of a file."""
     return [
@@ -76,15 +45,26 @@ def labelled(path: Path = LABELLED) -> list[Labelled]:
     ]
 
 
-def counted(reasonings: Sequence[Labelled]) -> Counts:
-    """The counts of reasonings of one environment."""
-    totals: Counter[str] = Counter(reasonings=len(reasonings))
+def metrics_of(reasonings: Sequence[Labelled]) -> dict[str, float]:
+    """Counts, and shares in [0, 1]; NaN where there is nothing to count."""
+    total: Counter[str] = Counter()
     for one in reasonings:
-        totals.update(_counts_of(one))
-    return Counts(**{name: totals[name] for name in Counts.__dataclass_fields__})
+        total.update(counts_of(one))
+    return {
+        "reasonings": len(reasonings),
+        "claims": total["read"],
+        "precision": _share(total["both"], total["found"]),
+        "recall": _share(total["both"], total["read"]),
+        "same_verdict": _share(total["agreed"], total["both"]),
+        "right": _share(total["right"], len(reasonings)),
+        "right_precision": _share(total["both_right"], total["judged_right"]),
+        "right_recall": _share(total["both_right"], total["right"]),
+    }
 
 
-def _counts_of(one: Labelled) -> dict[str, int]:
+def counts_of(one: Labelled) -> dict[str, int]:
+    """Of one reasoning: claims that the reader read, that the judge found, that both did, and of these the ones with
+    the same verdict; and whether it has a claim and none that is false, by the reader, the judge, and both."""
     judge = judge_of(one.environment)
     if judge is None:
         raise ValueError(f"{one.environment} has no judge")

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from packaging.requirements import Requirement
 
-from benchmarks.gpu import attention, part_worker, scoring, step
 from benchmarks.gpu import measure as gpu
+from benchmarks.gpu import part_worker, scoring, step
 from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, shape_of
 from benchmarks.gpu.parts import PARTS, Part
 from squelch.learner import memory, process_group
@@ -56,12 +56,8 @@ def test_a_part_that_hangs_after_its_last_metric_is_stopped(report) -> None:
     assert found["a"] == 1 and found["error"] == "stopped after 1 s"
 
 
-def test_a_kernel_without_finite_gradients_is_an_error_and_null_in_the_object(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(attention, "differences", lambda *_: {"output": 0.0, "d query": math.nan})
-    monkeypatch.setattr(attention, "let_the_dense_form_stand_in", lambda: None)
+def test_a_metric_that_is_not_finite_is_null_in_the_object() -> None:
     metrics = io.StringIO()
-    with pytest.raises(RuntimeError, match="the kernel differs"):
-        list(attention.measure(Setting("cpu", True, tmp_path, 0.0)))
     part_worker.write(metrics, {"window 0": {"output": 0.0, "d query": math.nan}})
     assert json.loads(metrics.getvalue()) == {"window 0": {"output": 0.0, "d query": None}}
 
@@ -133,10 +129,7 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
 def test_the_scorers_part_scores_a_quarter_and_then_the_whole_if_there_is_time(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole, in_vain = (list(scoring.measure(Setting("cpu", True, tmp_path, time.monotonic() + s))) for s in (600, 0))
-    assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [None, 32, None, None]
-    in_turn = whole[0]["52 prompts, 832 pairs"]
-    assert in_turn["packed"]["passes"] < in_turn["one"]["passes"] and in_turn["measured"]["seconds"] > 0
-    assert in_turn["largest_difference_nats_per_token"] < 0.1
+    assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [32, None, None]
     assert whole[-1]["8 x 8"]["pairs"] == 512 and whole[-1]["8 x 8"]["tflops_per_second"] > 0
     assert in_vain[-1]["8 x 8"]["skipped"].endswith("s left")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import REPOSITORY
-from benchmarks.paired import Side, alternating, ratio, run_in
+from benchmarks.common import REPOSITORY, output_of
+from benchmarks.paired import Side, alternating, ratio
 
 
 def test_the_side_that_begins_alternates_and_pairs_are_of_one_number() -> None:
@@ -26,6 +26,6 @@ def test_a_ratio_is_that_of_this_checkout_to_the_other() -> None:
 
 
 def test_a_block_that_fails_says_where_and_what_it_printed(tmp_path: Path) -> None:
-    assert run_in(tmp_path, ["echo", "figures"], 10.0) == "figures\n"
+    assert output_of(["echo", "figures"], {}, 10.0, tmp_path) == "figures\n"
     with pytest.raises(RuntimeError, match=rf"{tmp_path} failed:\nno"):
-        run_in(tmp_path, ["sh", "-c", "echo no; exit 3"], 10.0)
+        output_of(["sh", "-c", "echo no; exit 3"], {}, 10.0, tmp_path)

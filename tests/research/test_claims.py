@@ -24,8 +24,8 @@ from research.claims.table import (
     every_claim,
 )
 from research.claims.verdict import Claim, Region, above, below, verdict, within
-from research.kept import Kept, alike, changes_learning, read_all
-from research.tables import FOLDER
+from research.kept import Kept, alike, read_all
+from research.tables import FOLDER, read
 from squelch.kit.diagnosis.grounding import spearman
 
 SUCCESS = "validation/success"
@@ -149,12 +149,6 @@ def test_an_effect_as_small_as_the_papers_own_does_not_fail_for_being_small():
             assert one.where.startswith("Sokoban") or "ppo" in one.where, f"{one.where}: the paper's gain is 0.02"
 
 
-def test_runs_with_other_settings_than_planned_are_told_on_the_page():
-    run = replace(kept("none", 0, 60, [0.1, 0.2]), overrides=("learner.optimizer.learning_rate=0.1",))
-    assert "none (learner.optimizer.learning_rate=0.1)." not in markdown([], [])
-    assert "1 runs were made with other settings than planned" in markdown([], [run])
-
-
 def test_an_order_of_few_arms_is_told_only_where_chance_would_hardly_make_it():
     arms = ("a", "b", "c")
 
@@ -261,9 +255,9 @@ def test_no_row_covers_what_is_listed_as_not_covered():
 
 
 @pytest.mark.parametrize("name", ["claims", "noise", "made_to_collapse", "kept_share"])
-def test_no_committed_run_was_made_with_an_override_that_changes_what_is_learned(name):
-    runs = read_all(FOLDER / f"{name}.parquet")
-    assert runs and not [run.name for run in runs if any(map(changes_learning, run.overrides))]
+def test_no_committed_run_was_made_with_settings_besides_its_studys(name):
+    runs = read(FOLDER / f"{name}.parquet")
+    assert runs and not [run["name"] for run in runs if run["set"]]
 
 
 def test_quick_judges_every_claim_without_a_run(capsys):

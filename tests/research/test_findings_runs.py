@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from research.cells import run_of
-from research.findings_runs import faults, readers
-from research.findings_runs.plan import FAULTS, HEALTHY, JUDGE, PLANTED, SEEDS, TUNE, cells
-from research.findings_runs.study import (
+from research.findings_runs import (
+    EXPECTED,
     MOST_SHARE,
+    PLANTED,
     RESULTS,
-    complete,
-    condensed,
     judged,
     latest,
     lines_of,
@@ -25,60 +20,22 @@ from research.findings_runs.study import (
     rows,
     seen,
     stood,
-    study,
 )
 from research.tables import add, read
-from squelch.cluster.config import dump, load
 from squelch.cluster.runs.findings import replayed
-from squelch.cluster.setting_keys import flat
 from squelch.kit.findings.catalogue import catalogue
 from tests.kit.findings.steps import healthy
 
 KEPT = read(RESULTS)
 
 
-def test_twelve_healthy_runs_are_halved_beforehand_and_every_fault_expects_findings_that_warn() -> None:
-    planned = cells()
-    parts = {part: [cell for cell in planned if cell.part == part] for part in (TUNE, JUDGE, PLANTED)}
-    assert {part: len(own) for part, own in parts.items()} == {TUNE: 6, JUDGE: 6, PLANTED: 8}
-    assert all({cell.recipe for cell in parts[part]} == set(HEALTHY) for part in (TUNE, JUDGE)), "of each recipe"
-    assert len({cell.name for cell in planned}) == len(planned) == len(HEALTHY) * len(SEEDS) + len(FAULTS)
-    for fault in FAULTS.values():
-        assert all({"warning", "critical"} & set(catalogue()[name].thresholds) for name in fault.expected)
-    assert max(cell.minutes for cell in planned) < 8
-
-
-@pytest.mark.parametrize("name", [cell.name for cell in cells()])
-def test_every_cell_is_a_run_that_can_be_started_and_changes_its_recipe_as_it_says(name: str) -> None:
-    own = study()
-    cell = next(cell for cell in own.cells if cell.name == name)
-    config = run_of(own, cell, "runs").config
-    assert (config.seed, config.loop.steps) == (cell.seed, cell.steps)
-    assert (config.filter.rule == "none") == ("filter.rule" in cell.settings) and config.loop.on_alarm == "none"
-    present = flat(config.model_dump(mode="json"))
-    for key, value in cell.settings.items():
-        assert present[key] == value if key in present else config.environment.options == value, key
-
-
-def test_the_planted_verifier_is_never_content() -> None:
-    said = [[{"content": text}] for text in ("Ant", "An animal is an ant.", "")]
-    assert faults.exact(said, ["A"] * 3) == [0.0] * 3
-
-
-def test_the_planted_agent_asks_for_a_column_that_no_task_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "x", "letter": "A"}'))
-    with pytest.raises(KeyError, match="question"):
-        exec(faults.AGENT, {})
-
-
-def ended(folder: Path, lines: list[dict[str, Any]], **summary: Any) -> Path:
-    """The folder of a run that ended."""
-    folder.mkdir()
-    (folder / "config.yaml").write_text(dump(load("frozenlake", ["seed=200"])))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    own = {"finished": True, "stopped": None, "steps": lines[-1]["step"], "ledger": {"balanced": True}, **summary}
-    (folder / "summary.json").write_text(json.dumps(own))
-    return folder
+def test_twelve_healthy_runs_are_halved_and_every_fault_expects_findings_that_warn() -> None:
+    parts = {part: [one for one in KEPT if one["part"] == part] for part in ("tune", "judge", PLANTED)}
+    assert {part: len(own) for part, own in parts.items()} == {"tune": 6, "judge": 6, PLANTED: len(EXPECTED)}
+    assert len({tuple(sorted({one["recipe"] for one in parts[part]})) for part in ("tune", "judge")}) == 1
+    assert {one["arm"] for one in parts[PLANTED]} == EXPECTED.keys() and all(one["changed"] for one in parts[PLANTED])
+    for names in EXPECTED.values():
+        assert all({"warning", "critical"} & set(catalogue()[name].thresholds) for name in names)
 
 
 def course(steps: int, fault: Callable[[int], Mapping[str, float]] = lambda step: {}) -> list[dict[str, Any]]:
@@ -90,11 +47,14 @@ def course(steps: int, fault: Callable[[int], Mapping[str, float]] = lambda step
     ]
 
 
-def kept(folder: Path, lines: list[dict[str, Any]], part: str, arm: str, **summary: Any) -> dict[str, Any]:
+def kept(folder: Path, lines: list[dict[str, Any]], part: str, arm: str, **others: Any) -> dict[str, Any]:
     """A run as its file in the study's folder holds it."""
-    run = ended(folder / f"{part}-{arm}", lines, **summary)
-    add(folder / "table", [condensed(run, part=part, recipe="frozenlake", arm=arm)])
-    return next(one for one in read(folder / "table") if one["name"] == run.name)
+    keys = sorted({key for line in lines for key in line} - {"step", "time"})
+    columns = {key: [line.get(key) for line in lines] for key in keys}
+    table = {"step": [*range(len(lines))], "at": [line["step"] for line in lines], **columns}
+    run = {"name": f"{part}-{arm}", "part": part, "recipe": "frozenlake", "arm": arm, "seed": 200, **others}
+    add(folder / "table", [{**run, "steps": lines[-1]["step"], "groups": {}, "tables": {"lines": table}}])
+    return next(one for one in read(folder / "table") if one["name"] == run["name"])
 
 
 def test_the_lines_of_a_run_are_kept_whole_and_their_findings_are_those_of_the_run(tmp_path: Path) -> None:
@@ -102,7 +62,7 @@ def test_the_lines_of_a_run_are_kept_whole_and_their_findings_are_those_of_the_r
     content = kept(tmp_path, lines, PLANTED, "rate")
     found = lines_of(content)
     assert [line["step"] for line in found] == [line["step"] for line in lines] and not {"time", "at"} & set(found[0])
-    assert "probe/mi" not in found[1] and found[-1]["learner/entropy"] == 0.12346
+    assert "probe/mi" not in found[1] and found[-1]["learner/entropy"] == 0.123456789
     assert {one.name: one.severity for one in stood(content)[0]} == {"kl_high": "critical", "entropy_falls": "notice"}
     assert {one.name for one in replayed(lines).open} == {one.name for one in stood(content)[0]}
     (high, _), _ = stood(content)
@@ -124,7 +84,7 @@ def test_a_planted_fault_is_found_in_twenty_steps_or_three_scorings_or_missed(tm
 
 def test_a_run_that_ended_because_nothing_was_learned_is_judged_by_the_steps_that_it_has(tmp_path: Path) -> None:
     lines = course(5, lambda step: {"no_signal_streak": float(step), "reward_variance_mean": 0.0, "groups_varied": 0.0})
-    aborted = {"finished": False, "end_cause": "no_signal", "stopped": "no signal: x"}
+    aborted = {"ended": "no_signal"}
     for summary, began in (({}, False), (aborted, True)):
         (folder := tmp_path / str(began)).mkdir()
         content = kept(folder, lines, PLANTED, "verifier", **summary)
@@ -134,8 +94,8 @@ def test_a_run_that_ended_because_nothing_was_learned_is_judged_by_the_steps_tha
 def test_what_was_found_and_where_it_was_silent_is_counted_over_the_runs_that_can_show_it(tmp_path: Path) -> None:
     cut = kept(tmp_path, course(30, lambda step: {"turns_cut/reasoning": 0.97}), PLANTED, "cut")
     late = kept(tmp_path, course(40, lambda step: {"learner/kl": 20.0 if step > 30 else 0.0}), PLANTED, "rate")
-    well = kept(tmp_path, course(40, lambda step: {"turns_cut/reasoning": None, "turns_cut/answer": None}), TUNE, "a")
-    ill = kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), JUDGE, "b")
+    well = kept(tmp_path, course(40, lambda step: {"turns_cut/reasoning": None, "turns_cut/answer": None}), "tune", "a")
+    ill = kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), "judge", "b")
     found = seen([cut, late, well, ill])
     assert set(found) == set(catalogue())
     assert found["turns_cut"] == (["cut"], "1 of 1 healthy runs") and found["kl_high"] == ([], "1 of 2 healthy runs")
@@ -144,23 +104,12 @@ def test_what_was_found_and_where_it_was_silent_is_counted_over_the_runs_that_ca
 
 
 def test_a_healthy_run_is_silent_or_warns_and_a_notice_is_printed_with_the_steps_that_it_held(tmp_path: Path) -> None:
-    silent = judged(kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), TUNE, "shipped"))
+    silent = judged(kept(tmp_path, course(40, lambda step: {"learner/kl": 0.8}), "tune", "shipped"))
     assert silent["holds"] and silent["critical"] == 0
     assert rows(silent)[1][2:6] == ["kl_high", "notice", 5, 36]
-    warns = judged(kept(tmp_path, course(40, lambda step: {"learner/kl": 3.0}), JUDGE, "shipped"))
+    warns = judged(kept(tmp_path, course(40, lambda step: {"learner/kl": 3.0}), "judge", "shipped"))
     assert not warns["holds"] and warns["verdict"] == "warns: kl_high"
     assert 0.002 < silent["share"] < 0.006
-
-
-def test_a_run_that_its_fault_ends_is_complete_and_one_that_was_stopped_is_not(tmp_path: Path) -> None:
-    lines = course(5)
-    for place, (cause, is_complete) in enumerate(
-        (("nothing_counts", True), ("no_signal", True), ("signal", False), ("failed", False))
-    ):
-        folder = ended(tmp_path / str(place), lines, finished=False, stopped=f"{cause}: x", end_cause=cause)
-        assert complete(folder) is is_complete
-    assert condensed(tmp_path / "0", part=PLANTED, recipe="prompts", arm="agents")["ended"] == "nothing_counts"
-    assert not complete(tmp_path / "no run")
 
 
 @pytest.mark.parametrize("content", [one for one in KEPT if one["part"] != PLANTED], ids=lambda one: one["name"])
@@ -182,23 +131,7 @@ def test_the_findings_cost_little_of_the_kept_runs() -> None:
     assert all(judged(one)["share"] <= MOST_SHARE for one in KEPT)
 
 
-def test_the_report_counts_the_kept_runs_and_every_kept_run_is_a_cell_of_one_commit() -> None:
+def test_the_report_counts_the_kept_runs_and_every_kept_run_is_of_one_commit() -> None:
     found = report()
     assert len(found.metrics["runs"]) == len(KEPT) and len(found.notes) == 3
-    assert {one["name"] for one in KEPT} <= {cell.name for cell in cells()}
     assert len({one["commit"] for one in KEPT}) <= 1
-
-
-def test_five_readers_get_runs_that_can_be_started_and_no_truth(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [one.name for one in readers.READINGS] == ["demo", "left", "trl", "prompts", "agents"]
-    assert readers.main(["--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["question"] == readers.QUESTION and all(one.truth not in str(said) for one in readers.READINGS)
-    for place, one in enumerate(readers.READINGS, 1):
-        train, *later = one.commands(Path("out"), quick=False)
-        assert any(f"run-{place}" in word for word in train)
-        assert all(f"out/runs/run-{place}" in command for command in later)
-        if one.shown == "picture":
-            assert later[0][-2:] == [f"out/run-{place}.png", "--whole"]
-        if one.shown != "errors":
-            load(one.train[0], list(one.train[1:]))

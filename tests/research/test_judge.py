@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from research.judge.measure import Labelled, counted, labelled, written
+from research.judge.measure import Labelled, counts_of, labelled, metrics_of, written
 from squelch.envs.registry import judge_of
 
 LAKE = "State:\nRow 0: _ O _ _\nRow 1: G _ O O\nRow 2: O _ _ P\nRow 3: _ _ _ _\nActions left: 10"
@@ -17,7 +17,7 @@ def test_a_hundred_reasonings_are_labelled_each_with_a_state_that_its_judge_read
 
 
 def test_precision_and_recall_of_the_judges_hold() -> None:
-    metrics = counted(labelled()).metrics()
+    metrics = metrics_of(labelled())
     assert metrics["claims"] > 100
     assert metrics["precision"] >= 0.88 and metrics["recall"] >= 0.84 and metrics["same_verdict"] >= 0.97
 
@@ -25,10 +25,10 @@ def test_precision_and_recall_of_the_judges_hold() -> None:
 def test_claims_are_counted_by_what_they_say_and_verdicts_by_their_truth() -> None:
     said = "I am at row 2, column 3. The goal is at row 1, column 1. There is a hole to my left."
     one = Labelled("FrozenLake", LAKE, said, (("player 2 3", True), ("goal 1 1", False), ("hole 0 1", True)))
-    counts = counted([one])
-    assert (counts.read, counts.found, counts.both, counts.agreed) == (3, 3, 2, 2)
-    assert (counts.right, counts.judged_right) == (0, 0)
-    assert counted([Labelled("FrozenLake", LAKE, said, (("goal 1 1", True),))]).agreed == 0
+    counts = counts_of(one)
+    assert [counts[name] for name in ("read", "found", "both", "agreed")] == [3, 3, 2, 2]
+    assert (counts["right"], counts["judged_right"]) == (0, 0)
+    assert counts_of(Labelled("FrozenLake", LAKE, said, (("goal 1 1", True),)))["agreed"] == 0
     texts = [written(claim) for claim in judge_of("FrozenLake").claims(said)]
     assert texts == ["player 2 3", "goal 1 1", "hole ? - from player"]
     sums = [written(claim) for claim in judge_of("Countdown").claims("from 6 9 12: 12 / 6 is not 3. the target is 7")]

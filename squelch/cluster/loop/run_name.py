@@ -60,7 +60,7 @@ def _runs_of(config: RunConfig) -> Runs:
 
 
 def _next_free(config: RunConfig, runs: Runs, claim: ExitStack) -> str:
-    free = (one for one in _names(config.name) if one not in runs or not _is_taken(runs[one]))
+    free = (one for one in _names(config.name) if one not in runs or not (runs[one].has_begun() or runs[one].driven()))
     return next(one for one in free if claim.enter_context(_claimed(config.run_dir.parent / f".{one}.starting")))
 
 
@@ -94,10 +94,6 @@ def _claimed(path: Path) -> Iterator[bool]:
 def _names(name: str) -> Iterator[str]:
     yield name
     yield from (f"{name}-{number}" for number in count(2))
-
-
-def _is_taken(run: RunFolder) -> bool:
-    return run.has_begun() or bool(run.driven())
 
 
 def _newest(runs: Runs) -> str | None:

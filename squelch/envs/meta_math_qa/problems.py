@@ -31,13 +31,16 @@ PLACES = ("shop", "farm", "school", "park", "club", "camp", "team", "choir")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `steps`: equations that lead to the answer, such as `3*4=12`; the right side of the last equation is
-    the answer's value."""
+    """One problem. `steps`: equations that lead to the answer, such as `3*4=12`."""
 
     schema: str
     question: str
     steps: tuple[str, ...]
-    answer: str
+
+    @property
+    def answer(self) -> str:
+        """The right side of the last equation."""
+        return self.steps[-1].rpartition("=")[2]
 
 
 class Draw:
@@ -70,7 +73,7 @@ def addition(d: Draw) -> Problem:
     """A sum of two numbers."""
     a, b = d.number(), d.number()
     question = f"{d.name} has {a} {d.thing} and gets {b} more. How many {d.thing} does {d.name} have now?"
-    return Problem("addition", question, (f"{a}+{b}={a + b}",), str(a + b))
+    return Problem("addition", question, (f"{a}+{b}={a + b}",))
 
 
 def subtraction(d: Draw) -> Problem:
@@ -78,14 +81,14 @@ def subtraction(d: Draw) -> Problem:
     b, rest = d.number(), d.number()
     a = b + rest
     question = f"{d.name} had {a} {d.thing} and gave {b} away. How many {d.thing} are left?"
-    return Problem("subtraction", question, (f"{a}-{b}={rest}",), str(rest))
+    return Problem("subtraction", question, (f"{a}-{b}={rest}",))
 
 
 def product(d: Draw) -> Problem:
     """A product of two numbers."""
     a, b = d.number(high=9), d.number()
     question = f"{d.name} fills {a} boxes with {b} {d.thing} each. How many {d.thing} is that?"
-    return Problem("product", question, (f"{a}*{b}={a * b}",), str(a * b))
+    return Problem("product", question, (f"{a}*{b}={a * b}",))
 
 
 def sharing(d: Draw) -> Problem:
@@ -93,7 +96,7 @@ def sharing(d: Draw) -> Problem:
     a, each = d.number(high=9), d.number()
     total = a * each
     question = f"{a} friends share {total} {d.thing} equally. How many {d.thing} does each get?"
-    return Problem("sharing", question, (f"{total}/{a}={each}",), str(each))
+    return Problem("sharing", question, (f"{total}/{a}={each}",))
 
 
 def shopping(d: Draw) -> Problem:
@@ -101,7 +104,7 @@ def shopping(d: Draw) -> Problem:
     a, price, paid = d.number(high=6), d.number(high=9), d.number()
     money = a * price + paid
     question = f"{d.name} has {money} dollars and buys {a} {d.thing} at {price} dollars each. How much money is left?"
-    return Problem("shopping", question, (f"{a}*{price}={a * price}", f"{money}-{a * price}={paid}"), f"{paid}")
+    return Problem("shopping", question, (f"{a}*{price}={a * price}", f"{money}-{a * price}={paid}"))
 
 
 def two_buyers(d: Draw) -> Problem:
@@ -112,7 +115,7 @@ def two_buyers(d: Draw) -> Problem:
         f"{d.name} picked {a} {d.thing}. At the {d.place}, {_other(d)} picked {more} more than that. "
         "How many did both pick together?"
     )
-    return Problem("two_buyers", question, (f"{a}+{more}={b}", f"{a}+{b}={a + b}"), str(a + b))
+    return Problem("two_buyers", question, (f"{a}+{more}={b}", f"{a}+{b}={a + b}"))
 
 
 def times_as_many(d: Draw) -> Problem:
@@ -120,7 +123,7 @@ def times_as_many(d: Draw) -> Problem:
     a, factor = d.number(), d.number(high=5)
     b = a * factor
     question = f"{d.name} owns {a} {d.thing}. {_other(d)} owns {factor} times as many. How many do they own together?"
-    return Problem("times_as_many", question, (f"{a}*{factor}={b}", f"{a}+{b}={a + b}"), str(a + b))
+    return Problem("times_as_many", question, (f"{a}*{factor}={b}", f"{a}+{b}={a + b}"))
 
 
 def speed(d: Draw) -> Problem:
@@ -129,21 +132,21 @@ def speed(d: Draw) -> Problem:
     question = (
         f"{d.name} rides {hours * pace} miles from the {d.place} in {hours} hours. How many miles per hour is that?"
     )
-    return Problem("speed", question, (f"{hours * pace}/{hours}={pace}",), f"{pace}")
+    return Problem("speed", question, (f"{hours * pace}/{hours}={pace}",))
 
 
 def rectangle(d: Draw) -> Problem:
     """The area of a rectangle."""
     a, b = d.number(), d.number(high=9)
     question = f"The {d.place} of {d.name} has a garden {a} m long and {b} m wide. How many square metres is it?"
-    return Problem("rectangle", question, (f"{a}*{b}={a * b}",), str(a * b))
+    return Problem("rectangle", question, (f"{a}*{b}={a * b}",))
 
 
 def perimeter(d: Draw) -> Problem:
     """The perimeter of a rectangle."""
     a, b = d.number(), d.number()
     question = f"{d.name} walks once around a field {a} m long and {b} m wide. How many metres does {d.name} walk?"
-    return Problem("perimeter", question, (f"{a}+{b}={a + b}", f"2*{a + b}={2 * (a + b)}"), str(2 * (a + b)))
+    return Problem("perimeter", question, (f"{a}+{b}={a + b}", f"2*{a + b}={2 * (a + b)}"))
 
 
 def mean(d: Draw) -> Problem:
@@ -152,7 +155,7 @@ def mean(d: Draw) -> Problem:
     a, b, c = middle - gap, middle + gap + other, middle - other
     total = a + b + c
     question = f"On three days {d.name} counts {a}, {b} and {c} {d.thing}. What is the mean?"
-    return Problem("mean", question, (f"{a}+{b}+{c}={total}", f"{total}/3={middle}"), str(middle))
+    return Problem("mean", question, (f"{a}+{b}+{c}={total}", f"{total}/3={middle}"))
 
 
 def fraction(d: Draw) -> Problem:
@@ -163,7 +166,7 @@ def fraction(d: Draw) -> Problem:
         f"{d.name} has {part} red and {rest} blue {d.thing}. What fraction of the {d.thing} is red? "
         "Give the simplest form."
     )
-    return Problem("fraction", question, (f"{part}+{rest}={part + rest}", f"{part}/{part + rest}={share}"), str(share))
+    return Problem("fraction", question, (f"{part}+{rest}={part + rest}", f"{part}/{part + rest}={share}"))
 
 
 def percent(d: Draw) -> Problem:
@@ -172,9 +175,7 @@ def percent(d: Draw) -> Problem:
     tenths = d.number(low=1, high=9)
     part = whole * tenths // 10
     question = f"Of the {whole} {d.thing} of {d.name}, {part} were sold at the {d.place}. What percent is that?"
-    return Problem(
-        "percent", question, (f"{part}/{whole}={tenths / 10:g}", f"100*{tenths / 10:g}={10 * tenths}"), str(10 * tenths)
-    )
+    return Problem("percent", question, (f"{part}/{whole}={tenths / 10:g}", f"100*{tenths / 10:g}={10 * tenths}"))
 
 
 def price_in_cents(d: Draw) -> Problem:
@@ -182,9 +183,7 @@ def price_in_cents(d: Draw) -> Problem:
     count, cents = d.number(), 5 * d.number(low=1, high=15)
     total = count * cents
     question = f"One of the {d.thing} costs {cents} cents. How many dollars do {count} {d.thing} cost {d.name}?"
-    return Problem(
-        "price_in_cents", question, (f"{count}*{cents}={total}", f"{total}/100={total / 100:.2f}"), f"{total / 100:.2f}"
-    )
+    return Problem("price_in_cents", question, (f"{count}*{cents}={total}", f"{total}/100={total / 100:.2f}"))
 
 
 def unknown(d: Draw) -> Problem:
@@ -195,7 +194,7 @@ def unknown(d: Draw) -> Problem:
         f"{d.name} thinks of a number, multiplies it by {factor} and adds {offset}. The result is {right}. "
         f"What number was it?"
     )
-    return Problem("unknown", question, (f"{right}-{offset}={factor * x}", f"{factor * x}/{factor}={x}"), str(x))
+    return Problem("unknown", question, (f"{right}-{offset}={factor * x}", f"{factor * x}/{factor}={x}"))
 
 
 def ages(d: Draw) -> Problem:
@@ -205,16 +204,14 @@ def ages(d: Draw) -> Problem:
     question = (
         f"{d.name} is {now} years old. How old will {d.name} be in {years} years, when {_other(d)} is {later + 1}?"
     )
-    return Problem("ages", question, (f"{now}+{years}={later}",), str(later))
+    return Problem("ages", question, (f"{now}+{years}={later}",))
 
 
 def days(d: Draw) -> Problem:
     """A total over several weeks."""
     each, weeks = d.number(high=9), d.number(high=5)
     question = f"{d.name} makes {each} {d.thing} a day. How many {d.thing} does {d.name} make in {weeks} weeks?"
-    return Problem(
-        "days", question, (f"7*{weeks}={7 * weeks}", f"{7 * weeks}*{each}={7 * weeks * each}"), str(7 * weeks * each)
-    )
+    return Problem("days", question, (f"7*{weeks}={7 * weeks}", f"{7 * weeks}*{each}={7 * weeks * each}"))
 
 
 def remainder(d: Draw) -> Problem:
@@ -225,7 +222,7 @@ def remainder(d: Draw) -> Problem:
     question = (
         f"{d.name} packs {total} {d.thing} into bags of {size} until no bag can be filled. How many are left over?"
     )
-    return Problem("remainder", question, (f"{size}*{full}={size * full}", f"{total}-{size * full}={left}"), str(left))
+    return Problem("remainder", question, (f"{size}*{full}={size * full}", f"{total}-{size * full}={left}"))
 
 
 def _other(d: Draw) -> str:

@@ -61,7 +61,8 @@ def judge(
 def verdict(run: Run, test: Test, is_call: bool) -> Verdict:
     """The verdict on one run. Only a program that ended by itself without an error can pass."""
     if run.outcome != "finished":
-        return Verdict(False, REASONS[run.outcome], _last_line(run.error))
+        last_line = "".join(run.error.strip().splitlines()[-1:])
+        return Verdict(False, REASONS[run.outcome], last_line[:200])
     if not is_call:
         text = run.output.decode("utf-8", "replace")
         return _compared(any(same_text(text, accepted) for accepted in test.accepted), text)
@@ -76,11 +77,6 @@ def verdict(run: Run, test: Test, is_call: bool) -> Verdict:
 
 def _compared(same: bool, shown: str) -> Verdict:
     return Verdict(True) if same else Verdict(False, "wrong answer", shown[:200])
-
-
-def _last_line(error: str) -> str:
-    lines = error.strip().splitlines()
-    return lines[-1][:200] if lines else ""
 
 
 def same_text(found: str, expected: str) -> bool:

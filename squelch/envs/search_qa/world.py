@@ -176,7 +176,8 @@ def _draw(world: World, rng: random.Random, hops: int) -> Question | None:
         relation = choose(rng, [r for r in RELATIONS[visited[-1].kind] if r.target])
         asked.append(relation.name)
         visited.append(cast(Entity, world.follow(visited[-1], relation)))  # the relation has a target
-    last = _last_relation(rng, visited[-1].kind)
+    is_value = rng.random() < VALUE_RATE
+    last = choose(rng, [r for r in RELATIONS[visited[-1].kind] if bool(r.values) == is_value])
     answer = world.follow(visited[-1], last)
     if len(set(visited)) < len(visited) or answer in visited:
         return None
@@ -186,8 +187,3 @@ def _draw(world: World, rng: random.Random, hops: int) -> Question | None:
     names = tuple(world.name(entity) for entity in visited)
     key = task_key_of("SearchQA", f"{world.seed} {world.size} {text}")
     return Question(text, world.describe(answer), names, key, tuple(asked), last.values or names)
-
-
-def _last_relation(rng: random.Random, kind: Kind) -> Relation:
-    is_value = rng.random() < VALUE_RATE
-    return choose(rng, [r for r in RELATIONS[kind] if bool(r.values) == is_value])

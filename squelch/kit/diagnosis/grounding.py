@@ -92,10 +92,7 @@ def correlations(lines: Sequence[Mapping[str, float | None]], keys: Sequence[str
     """Spearman's correlation of each flat key with `judge/right`, over the lines of a run's `metrics.jsonl`."""
     found = {}
     for key in keys:
-        pairs = [(line[key], line["judge/right"]) for line in lines if _both(line, key)]
-        found[key] = spearman([a for a, b in pairs if a is not None], [b for a, b in pairs if b is not None])
+        known = [(line.get(key), line.get("judge/right")) for line in lines]
+        pairs = [(value, right) for value, right in known if value is not None and right is not None]
+        found[key] = spearman([value for value, _ in pairs], [right for _, right in pairs])
     return found
-
-
-def _both(line: Mapping[str, float | None], key: str) -> bool:
-    return line.get(key) is not None and line.get("judge/right") is not None

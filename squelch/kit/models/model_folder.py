@@ -287,7 +287,7 @@ def _require_all(folder: Path, info: dict[str, Any]) -> None:
         "lacks weights of the model, which would be random": sorted(info["missing_keys"]),
         "holds weights that the model does not have": sorted(info["unexpected_keys"]),
         "holds weights of other shapes than config.json says": sorted(
-            _differing(one) for one in info["mismatched_keys"]
+            f"{name} {list(there)} instead of {list(needed)}" for name, there, needed in info["mismatched_keys"]
         ),
     }
     for what, names in faults.items():
@@ -295,11 +295,6 @@ def _require_all(folder: Path, info: dict[str, Any]) -> None:
             shown = ", ".join(brief(name, 120) for name in names[:SHOWN])
             rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             raise Unreadable(f"model folder {folder} {what}: {shown}{rest}; copy the whole folder again")
-
-
-def _differing(mismatch: tuple[str, Any, Any]) -> str:
-    name, there, needed = mismatch
-    return f"{name} {list(there)} instead of {list(needed)}"
 
 
 def load_model_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

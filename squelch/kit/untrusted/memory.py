@@ -23,7 +23,8 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
     (`kit.untrusted.decoder_process`).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = _data_bytes() + num_bytes
+    pages = int(Path("/proc/self/statm").read_text().split()[_DATA_FIELD])
+    wanted = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
     try:
         yield
@@ -33,8 +34,3 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
         ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _data_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[_DATA_FIELD])
-    return pages * resource.getpagesize()

@@ -1,16 +1,16 @@
 """Do the findings stay silent in healthy runs, and do they name what was planted?
 
-python -m research.findings_runs --list
-python -m research.findings_runs --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.findings_runs [--quick] [--json]
 
-`--run` writes each finished cell to research/results/findings_runs/CELL.parquet, every line of its metrics; commit it.
-The judge replays the findings over these lines, as a run follows them, with the thresholds of the present catalogue.
-`plan.py` has the runs, which part of them tunes, and what is expected of each planted fault.
+The 20 runs are done; research/results/findings_runs/CELL.parquet has every line of a run's metrics and what it changed
+of its recipe. All was fixed before the first run, and thresholds were chosen by the runs of the part `tune` alone. The
+findings are replayed over these lines, as a run follows them, with the thresholds of the present catalogue.
 
-    healthy   no finding is critical in any run, and at most one of the twelve has a warning
-    planted   an expected finding is a warning or critical within 20 steps, or 3 scorer steps
+    healthy   recipes as they are shipped, three seeds each; `prompts` (SmolLM2) with fewer and smaller steps. No
+              finding is critical in any run, and at most one of the twelve has a warning
+    planted   a recipe with one fault from its first step on. An expected finding is a warning or critical within 20
+              steps, or 3 scorer steps. Where a fault leaves nothing to learn the filter was off, without which the run
+              would have ended after five steps (`filter.no_signal_limit`)
     cost      `seconds/findings` is at most 1% of the steps' time
 """
 
@@ -19,65 +19,40 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from research.cells import Study, command
-from research.findings_runs.plan import FAULTS, HEALTHY, IN_SCORINGS, IN_STEPS, PLANTED, SEEDS, cells
-from research.judging import Report
-from research.kept import short
+from research.judging import Report, judge
 from research.tables import FOLDER, read
-from squelch.cluster.runs.ending import EndCause, ending_of, is_complete
+from squelch.cluster.runs.ending import EndCause
 from squelch.cluster.runs.findings import FEWEST
-from squelch.cluster.runs.folder import RunFolder
-from squelch.kit.base.errors import UserError
 from squelch.kit.findings.catalogue import SEVERITIES, Severity, catalogue
 from squelch.kit.findings.finder import Findings
 from squelch.kit.findings.view import StepView
 from squelch.kit.process.terminal import known
 
-NAME = "findings_runs"
-RESULTS = FOLDER / NAME
-COMMON = ("recorder.report=false", "recorder.port=0", "loop.keep_checkpoints=1")
+RESULTS = FOLDER / "findings_runs"
 LINES, AT = "lines", "at"
 """The table of a run's lines of metrics, by their number, and its column with their steps: a step may have several."""
-DROPPED = ("step", "time")
-WITHOUT_END = (EndCause.NOTHING_COUNTS, EndCause.REFUSED_STEPS)
-"""Ends that a planted fault brings about before the planned last step, although the run could go on."""
 MOST_SHARE = 0.01
 """Of a step's time, for the findings."""
-
-
-def study() -> Study:
-    """The study with all of its cells."""
-    return Study(NAME, COMMON, cells(), RESULTS, condensed, complete)
-
-
-def complete(folder: Path) -> bool:
-    """Whether a run has nothing left to do, or ended as its fault makes it end."""
-    summary = RunFolder(folder).summary()
-    ending = None if summary is None else ending_of(summary)
-    return is_complete(summary) or (ending is not None and ending.cause in WITHOUT_END)
-
-
-def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
-    """What is kept of a run: every number of its lines of metrics. UserError if it has not ended."""
-    run = RunFolder(folder)
-    summary = run.summary()
-    if summary is None or not complete(folder):
-        raise UserError(f"{folder}: the run has not finished; continue it with --run")
-    lines, ending = run.metrics(), ending_of(summary)
-    keys = sorted({key for line in lines for key in line if key not in DROPPED and not key.startswith("finding/")})
-    columns = {key: [short(line.get(key)) for line in lines] for key in keys}
-    return {
-        "name": folder.name,
-        **labels,
-        "seed": run.settings()["seed"],
-        "steps": summary["steps"],
-        **({} if ending is None else {"ended": str(ending.cause)}),
-        "tables": {LINES: {"step": [*range(len(lines))], AT: [line["step"] for line in lines], **columns}},
-        "groups": {},
-    }
+PLANTED, HEALTHY_RUNS = "planted", 12
+EXPECTED: Mapping[str, Sequence[str]] = {
+    "form": ("reward_hacked",),
+    "cut": ("turns_cut",),
+    "agents": ("trajectories_fail",),
+    "verifier": ("reward_constant", "none_solved"),
+    "entropy": ("entropy_explodes",),
+    "rate": ("updates_clipped", "validation_falls", "success_collapsed"),
+    "stale": ("groups_stale",),
+    "penalty": ("actions_fall",),
+}
+"""By planted fault the findings that name it, of which one must be a warning or critical in time. A reward for the
+form; turns that the limit of tokens cuts; agents that fail; a verifier that is never content; an entropy bonus that
+outweighs the reward; 30 times the learning rate; groups of weights from 16 steps ago, of a policy that moves fast; and
+a penalty for each action that the division by a group's deviation makes as large as success
+(docs/research/findings.md)."""
+IN_STEPS, IN_SCORINGS = 20, 3
+"""A planted fault is found in time within so many steps, or so many scorings."""
 
 
 def lines_of(content: Mapping[str, Any]) -> list[dict[str, float]]:
@@ -141,7 +116,7 @@ def seen(contents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[list[str], st
     for content in contents:
         found, can = stood(content)
         if content["part"] == PLANTED:
-            for name in set(FAULTS[content["arm"]].expected) & in_time(found, latest(lines_of(content))):
+            for name in set(EXPECTED[content["arm"]]) & in_time(found, latest(lines_of(content))):
                 named[name].append(content["arm"])
             continue
         able.update(can)
@@ -178,7 +153,7 @@ def judged(content: Mapping[str, Any]) -> dict[str, Any]:
     (found, _), last = stood(content), latest(lines)
     warned = {one.name: one.warned for one in found if one.warned is not None}
     if content["part"] == PLANTED:
-        expected = FAULTS[content["arm"]].expected
+        expected = EXPECTED[content["arm"]]
         at = min((step for name, step in warned.items() if name in expected), default=None)
         holds = not in_time(found, last).isdisjoint(expected)
         said = f"{' or '.join(expected)}, step {known(at, 'd')} of at most {last}"
@@ -219,9 +194,9 @@ def report(quick: bool = False) -> Report:
     )
     cost = max((one["share"] for one in found), default=None)
     notes = [
-        f"healthy: {len(healthy)} of {len(HEALTHY) * len(SEEDS)} runs, {sum(one['critical'] for one in healthy)} "
+        f"healthy: {len(healthy)} of {HEALTHY_RUNS} runs, {sum(one['critical'] for one in healthy)} "
         f"critical findings, {sum(not one['holds'] for one in healthy)} runs with a warning (at most 1)",
-        f"planted: {sum(one['holds'] for one in planted)} of {len(planted)} found in time, of {len(FAULTS)} faults",
+        f"planted: {sum(one['holds'] for one in planted)} of {len(planted)} found in time, of {len(EXPECTED)} faults",
         f"the findings took at most {known(cost, '.3%')} of a run's steps (at most {MOST_SHARE:.0%})",
     ]
     return Report(
@@ -230,5 +205,9 @@ def report(quick: bool = False) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, study, report, argv)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

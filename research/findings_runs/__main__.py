@@ -1,4 +1,0 @@
-from research.findings_runs.study import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
