@@ -268,14 +268,19 @@ class _Told:
 
 def _told(where: str, row: Row) -> _Told | None:
     """The first prompt of a rollout as messages and ids; None if one of them is not recorded."""
-    learned, given = row.get("learned") or {}, first((row.get("messages"), row.get("prompt")), known)
-    if learned.get("messages") and learned["start"]:
-        return _Told(where, (learned["messages"], learned["tools"]), list(learned["ids"][: learned["start"]]))
-    is_both = isinstance(row.get("prompt_ids"), list) and isinstance(given, list) and bool(given)
-    if not is_both or not all(isinstance(one, dict) and "role" in one for one in given):
+    learned = row.get("learned") or {}
+    messages, ids, tools = learned.get("messages"), list(learned.get("ids", ())[: learned.get("start", 0)]), None
+    if messages and ids:
+        tools = learned["tools"]
+    else:
+        messages, ids = first((row.get("messages"), row.get("prompt")), known), row.get("prompt_ids")
+        tools = row.get("tools") or None
+    if not isinstance(ids, list) or not isinstance(messages, list) or not messages:
         return None
-    messages = [{key: value for key, value in one.items() if value is not None} for one in given]
-    return _Told(where, (messages, row.get("tools") or None), list(row["prompt_ids"]))
+    if not all(isinstance(one, dict) and "role" in one for one in messages):
+        return None
+    messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
+    return _Told(where, (messages, tools), ids)
 
 
 def _same(coder: Coder, ids: Sequence[int], other: Sequence[int]) -> bool:

@@ -137,7 +137,7 @@ def _parts(end: End) -> Iterator[tuple[int, ...]]:
 
 def _inside(found: Collected, coder: Coder | None, wanted: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
     """Those of the wanted ids that stand within a sampled completion, which goes on after them."""
-    inside = set[tuple[int, ...]]()
+    inside, sizes = set[tuple[int, ...]](), {len(part) for part in wanted}
     for _, row in found.sample:
         ids = row.get("completion_ids")
         if not isinstance(ids, list) and coder is not None and isinstance(row.get("completion"), str):
@@ -145,7 +145,7 @@ def _inside(found: Collected, coder: Coder | None, wanted: set[tuple[int, ...]])
         ids = (ids or [])[:MOST_READ]
         while len(ids) > 1 and ids[-1] == ids[-2]:  # padding
             ids = ids[:-1]
-        parts = (tuple(ids[at : at + size]) for size in range(1, 1 + LONGEST) for at in range(len(ids) - size))
+        parts = (tuple(ids[at : at + size]) for size in sizes for at in range(len(ids) - size))
         inside.update(part for part in parts if part in wanted)
     return inside
 

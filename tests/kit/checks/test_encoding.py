@@ -176,6 +176,14 @@ def test_arguments_of_a_template_and_prompts_that_were_cut_are_no_fault(folder, 
     assert results(write(tmp_path / "d", pieces), thinking)["template_differs"].verdict == "sound"
 
 
+@pytest.mark.parametrize("prompt", [["x"], [{"content": "x"}], [{"role": None}], [{"role": "user", "content": 4}], []])
+def test_messages_that_are_none_are_not_rendered(folder, tmp_path, prompt) -> None:
+    for path in sorted(slime(tmp_path, rollouts(folder)).glob("*.jsonl")):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        jsonl(path, [record | {"prompt": prompt} for record in records])
+    assert results(tmp_path / "slime", folder)["template_differs"].verdict == "unknown"
+
+
 def test_ids_of_another_text_are_a_fault_and_other_pieces_of_the_same_are_none(folder, tmp_path) -> None:
     made = rollouts(folder)
     made[5].text = "what another rollout said"
