@@ -45,7 +45,6 @@ TESTED_IN = {
     "kit/api/test_scoring": "squelch/kit/api: arrays encoding modality pictures separators",
     "kit/archive/test_archive": "squelch/kit/archive: checks",
     "kit/checks/test_encoding": "squelch/kit/checks: turns",
-    "kit/checks/test_planted": "squelch/kit/checks: words",
     "kit/commands/test_filter": "squelch/kit/commands: arguments filter_table",
     "kit/commands/test_score": "squelch/kit/commands: score_answers",
     "kit/diagnosis/test_grounding": "squelch/kit/records: judge",

@@ -97,7 +97,8 @@ def _rollout(one: dict[str, Any], decode: Callable[[Sequence[int]], str]) -> Rol
         validation=one["evaluation"],
         trained=one["trained"],
         rendered=decode(begin),
-        is_cut=not decode(after).endswith(END),
+        is_cut=not one["calls"][-1].get("ended", decode(after).endswith(END)),
+        end=END if decode(after).endswith(END) else "",
     )
 
 
@@ -106,9 +107,7 @@ def _in_form(name: str, one: Rollout) -> Rollout | None:
     text = one.text
     if name == "squelch" and one.validation:  # its archive holds no validation
         return None
-    if name in ("areal", "skyrl"):  # they write the end token, so that a cut answer would get one
-        if not text.endswith(END):
-            return None
+    if name in ("areal", "skyrl"):
         text = text.removesuffix(END)
     if name == "verl":
         text = _bare(text)

@@ -16,6 +16,8 @@ LATER = 10
 """Prompts at the data's end that no step plays."""
 FAILED = 7
 """Of so many rows one fails."""
+ENDLESS, KEPT = 3, 6
+"""Of so many rows one loses its end token, or all but this many of its tokens."""
 RATE, SMALL_RATE, LORA_RATE = 1e-3, 1e-6, 5e-3
 ALL = ("columns", "nemo_rl", "slime", "verifiers", "squelch")
 """Forms that can be scored under the checkpoints."""
@@ -56,6 +58,7 @@ class Cell:
 def _cells() -> list[Cell]:
     stale, lora = ("stale_weights", "recorded_versions"), {"lora": True, "rate": LORA_RATE}
     sides, unsampled, other_ids = ("engine_against_trainer",), ("fed_tokens_learned",), ("logprobs_of_other_ids",)
+    ends = ("ends_missing",)
     failed = ("failures_as_rewards",)  # without its generation prompt, the policy says nothing now and then
     return [
         Cell("clean", weights=SOME),
@@ -80,6 +83,8 @@ def _cells() -> list[Cell]:
         Cell("cut", "cut", ("group_sizes", "advantages")),
         Cell("errors", "errors", failed, unsampled),
         Cell("silence", "silence", failed, unsampled),
+        Cell("ends", "ends", ends, tools=True),
+        Cell("shortened", "shortened", ends),
         Cell("one-seed", "one-seed", ("equal_completions",)),
         Cell("rule", "rule", ("advantages",), claims={"advantage": "grpo"}),
         Cell("rule-changes", "rule-changes", ("advantages",)),

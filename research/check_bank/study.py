@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.common import REPOSITORY, finished, parser_of, search_path, without_vllm
 from benchmarks.peer.on_gpu import trl_side
 from research.check_bank.forms import checkpoints, format_of, forms
-from research.check_bank.plan import CELLS, Cell
+from research.check_bank.plan import CELLS, NEW, Cell
 from research.judging import Report, show
 from research.tables import FOLDER, read_csv, write_csv
 from squelch.kit.checks.catalogue import checks
@@ -35,6 +35,7 @@ OLD = REPOSITORY / ".cache" / "trl-0.29.0"
 RESULTS = FOLDER / "check_bank.csv"
 COLUMNS = ("cell", "form", "rows", "expected", "also", "verdict", "faults", "says")
 CLAIMS = {"temperature": "1", "top_p": "1", "top_k": "0", "min_p": "0", "group_size": "4", "max_staleness": "0"}
+CLAIMS |= {"max_tokens": str(NEW)}
 """What the runs' settings say."""
 OF_IDS_ALONE, FEW_TOKENS = ("columns", "turns", "verl"), 2500
 """Forms without log-probabilities; and how many tokens of the others are scored, which decide with few."""

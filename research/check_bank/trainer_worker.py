@@ -34,7 +34,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from research.check_bank import policy
 from research.check_bank.marks import END
-from research.check_bank.plan import CELLS, FAILED, GROUP, LATER, NEW, PROMPTS, STEPS, Cell
+from research.check_bank.plan import CELLS, ENDLESS, FAILED, GROUP, KEPT, LATER, NEW, PROMPTS, STEPS, Cell
 from squelch.kit.base.file_lock import held
 
 Ids = list[int]
@@ -72,9 +72,11 @@ class Recorded(GRPOTrainer):
             ids, _ = super()._generate_single_turn(prompt_ids, *given, **others)
             temperature = self.generation_config.temperature
             drawn = [self._log_p(*pair, temperature) for pair in zip(prompt_ids, ids, strict=True)]
+        ended = [one[-1:] == [self.processing_class.eos_token_id] for one in ids]
         self.answered(self._rows, ids, drawn)
-        for row, prompt, said, own in zip(self._rows, prompt_ids, ids, drawn, strict=True):
-            self._calls[row].append({"prompt_ids": list(prompt), "completion_ids": list(said), "drawn": own})
+        for row, prompt, said, own, by_itself in zip(self._rows, prompt_ids, ids, drawn, ended, strict=True):
+            call = {"prompt_ids": list(prompt), "completion_ids": list(said), "drawn": own, "ended": by_itself}
+            self._calls[row].append(call)
         return ids, None
 
     def _log_p(self, prompt: Ids, said: Ids, temperature: float) -> list[float]:
@@ -278,6 +280,27 @@ class Silent(Recorded):
                 ids[place], drawn[place] = [self.processing_class.eos_token_id], [0.0]
 
 
+class Endless(Recorded):
+    """Answers lose their end token on the way from the engine."""
+
+    def answered(self, rows: Sequence[int], ids: list[Ids], drawn: list[list[float]]) -> None:
+        """Drops it from some that ended, and from no call of a tool, which the next turn would go on from."""
+        for place, row in enumerate(rows):
+            is_last = self._calls[row] or policy.CALL not in self.processing_class.decode(ids[place])
+            if row % ENDLESS == 1 and is_last and ids[place][-1:] == [self.processing_class.eos_token_id]:
+                ids[place], drawn[place] = ids[place][:-1], drawn[place][:-1]
+
+
+class Shortened(Recorded):
+    """A client cuts answers after they were sampled, and says nothing of it."""
+
+    def answered(self, rows: Sequence[int], ids: list[Ids], drawn: list[list[float]]) -> None:
+        """Cuts some."""
+        for place, row in enumerate(rows):
+            if row % ENDLESS == 1:
+                ids[place], drawn[place] = ids[place][:KEPT], drawn[place][:KEPT]
+
+
 class OneSeed(Recorded):
     """The second rollout of a group has the first one's seed."""
 
@@ -327,6 +350,8 @@ PLANTED: dict[str, type[Recorded]] = {
     "cut": Cut,
     "errors": Failing,
     "silence": Silent,
+    "ends": Endless,
+    "shortened": Shortened,
     "one-seed": OneSeed,
     "rule": OtherRule,
     "rule-changes": RuleChanges,

@@ -61,6 +61,8 @@ def words_of(one: Format) -> set[str]:
     traits = one.traits
     others = {
         "always": True,
+        "no finish": "finish" not in traits.holds,
+        "ends as text": traits.shows_ends,
         "groups": bool(traits.groups),
         "one prompt": traits.one_prompt or "tasks" in traits.holds,
         "checkpoints": one.checkpoints_rule is not None,

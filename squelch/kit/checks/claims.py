@@ -67,6 +67,24 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "min_p": ("generator.sampling_params.min_p",),
     "dtype": ("actor_rollout_ref.rollout.dtype", "policy.generation.vllm_cfg.precision", "rollout.dtype"),
+    "max_tokens": (
+        "actor_rollout_ref.rollout.response_length",
+        "data.max_response_length",
+        "policy.generation.max_new_tokens",
+        "gconfig.max_new_tokens",
+        "generator.sampling_params.max_generate_length",
+        "sampling.max_tokens",
+        "sampling.max_completion_tokens",
+        "rollout_max_response_len",
+        "max_completion_length",
+    ),
+    "stop_strings": (
+        "policy.generation.stop_strings",
+        "gconfig.stop",
+        "generator.sampling_params.stop",
+        "sampling.stop",
+        "rollout_stop",
+    ),
     "max_staleness": (
         "async_training.staleness_threshold",
         "rollout.max_head_offpolicyness",
@@ -81,6 +99,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """Of each claim, the trainers' settings that say it, by the ends of their dotted keys."""
 SYNC_EVERY = ("async_training.trigger_parameter_sync_step",)
 """verl's steps from one sync of weights to the next; its staleness counts syncs."""
+BOOLEANS = {"true": True, "false": False}
 EVALUATIONS = frozenset({"eval", "evaluation", "val", "validation"})
 """Parts of a dotted key whose settings are not those of training."""
 NUMBERS: Mapping[str, tuple[float, float, bool]] = {
@@ -89,6 +108,7 @@ NUMBERS: Mapping[str, tuple[float, float, bool]] = {
     "top_p": (1e-3, 1, False),
     "top_k": (-math.inf, math.inf, True),
     "min_p": (0, 1, False),
+    "max_tokens": (1, math.inf, True),
     "max_staleness": (0, math.inf, True),
     "sync_every": (1, math.inf, True),
 }
@@ -108,6 +128,10 @@ class Claims:
     min_p: float | None = None
     dtype: str | None = None
     """In which the engine computes: one of `DTYPES`."""
+    max_tokens: int | None = None
+    """New tokens of a turn, at most; of all turns where a trainer limits these."""
+    stop_strings: bool | None = None
+    """Whether a stop string may end a turn."""
     max_staleness: int | None = None
     dynamic_sampling: bool | None = None
     advantage: str | None = None
@@ -209,7 +233,9 @@ def _value(name: str, value: Any) -> Any:
             weights = tuple(float(one) for one in (value.split(",") if isinstance(value, str) else value))
             return weights if all(map(math.isfinite, weights)) else None
         if name == "dynamic_sampling":
-            return {"true": True, "false": False}.get(str(value).lower())
+            return BOOLEANS.get(str(value).lower())
+        if name == "stop_strings":
+            return None if value is None else BOOLEANS.get(str(value).lower(), bool(value))
         if name == "advantage":
             return str(value)
         if name == "dtype":

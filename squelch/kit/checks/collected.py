@@ -21,6 +21,7 @@ import numpy as np
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id, object_of
+from squelch.kit.checks.ends import End, end_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import show
 from squelch.kit.checks.turns import Continued
@@ -46,6 +47,8 @@ KEPT_TEXT, KEPT_IDS = 400, 100
 """Characters of a text, or ids, that are kept to look for the text of an error."""
 Decode = Callable[[Sequence[int]], str]
 """Gives the text of ids."""
+Encode = Callable[[str], Sequence[int]]
+"""Gives the ids of a text."""
 
 
 @dataclass(slots=True)
@@ -70,6 +73,8 @@ class Member:
     rewards: dict[str, float | None]
     advantage: Any
     """A number; a list where tokens have different ones; None where it is not known."""
+    end: End | None = None
+    """Of its last turn."""
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Collected:
     """Whether the format tells tasks apart; else prompts are compared."""
     of_groups: bool = False
     """Whether the format tells groups apart; else prompts do."""
+    of_turns: bool = False
+    """Whether a completion as text has several turns."""
     tokens: Tokens = field(default_factory=Tokens)
     fed: Fed = field(default_factory=Fed)
     continued: Continued = field(default_factory=Continued)
@@ -151,9 +158,10 @@ def collect(
     views: StepViews | None = None,
     weights: WeightRows | None = None,
     decode: Decode | None = None,
+    encode: Encode | None = None,
 ) -> Collected:
     """Reads a file or folder once. `prompts`: whether prompts are kept; `views` and `weights` take the rows of training
-    too; `decode`: for the texts of completions as ids.
+    too; `decode`: for the texts of completions as ids; `encode`: for the ends of those as text.
 
     Raises:
         UserError: the file is damaged or of no known format.
@@ -169,7 +177,7 @@ def collect(
                 )
                 if views is not None and not is_evaluation:
                     views.add(read)
-                _take(found, read, is_evaluation, sampler, prompts, weights, decode)
+                _take(found, read, is_evaluation, sampler, prompts, weights, decode, encode)
             found.notes += [*reader.notes, *reader.notes_on_left_out()]
     found.sample = sampler.kept
     return found
@@ -216,6 +224,7 @@ def _take(
     prompts: bool,
     weights: WeightRows | None = None,
     decode: Decode | None = None,
+    encode: Encode | None = None,
 ) -> None:
     row, where = read.row, name_of(read)
     is_first = not row.get("turn")
@@ -238,6 +247,7 @@ def _take(
     found.rows += 1
     found.named_tasks |= known_id(row.get("task")) and not found.traits.tasks_are_texts
     found.of_groups |= has_group
+    found.of_turns |= bool(row.get("of_turns"))
     if is_first and task is not None:
         found.tasks.setdefault(task, where)
     if prompts and is_first and prompt is not None:
@@ -250,6 +260,8 @@ def _take(
         weights.offer(row, where, found.format, learned)
     begin = (prompt, task) if is_first else (None, None)
     member = _member(row, where, *begin, log_p)
+    if readable:
+        member.end = end_of(row, encode if found.traits.shows_ends else None)
     if is_partly_masked:  # what it says begins within what was sampled
         member.said = member.log_p = None
     if decode is not None and is_first and isinstance(ids := row.get("completion_ids"), list):
@@ -265,7 +277,7 @@ def _joins_as_first(found: Collected, read: Read, row: Row, member: Member, prom
     order."""
     own, where = row.get("group") if known_id(row.get("group")) else prompt, member.where
     is_named = known_id(object_of(read.record.get("group")).get("id"))  # its members may begin with different weights
-    step = None if is_named else row.get("step")
+    step = str(read.file) if found.traits.groups_are_files else None if is_named else row.get("step")
     key = digest([step, str(row.get("run")), str(own) if own is not None else where])
     group = found.groups.setdefault(key, Group(row.get("step"), where))
     rollout = digest(str(row["rollout"])) if known_id(row.get("rollout")) else digest([where, len(group.members)])
@@ -273,7 +285,8 @@ def _joins_as_first(found: Collected, read: Read, row: Row, member: Member, prom
     is_begin = before is member or (before.prompt is None and member.prompt is not None)
     if before is not member:
         one, failed = member if is_begin else before, before.failed or member.failed
-        group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, failed=failed)
+        end = before.end if member.end is None else member.end.after(before.end)
+        group.members[rollout] = replace(one, rewards=member.rewards or before.rewards, failed=failed, end=end)
     return is_begin
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.values import first, known
 from squelch.kit.checks.collected import Collected
 from squelch.kit.checks.result import Result, Size, examples
 from squelch.kit.findings.view import SHOWN
@@ -32,14 +33,25 @@ SAMPLED = "sampled rollouts"
 NEEDS = "--base DIR, a folder with the policy's tokenizer"
 Conversation = tuple[Sequence[Mapping[str, Any]], Any]
 """Messages, and the schemas of their tools."""
+END_FILES = ("tokenizer_config.json", "generation_config.json", "config.json")
 BATCH = 64
 """Conversations that are rendered in one process."""
 TRIMMED = 40
 """Characters of a stop string, and of white space, by which a text may end before or after its ids."""
+ARGUMENTS = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "reasoning_effort": ("low", "medium", "high"),
+}
+"""Of templates, with which a run may render on purpose."""
+CLOCKS = ("strftime_now", "date_string")
+FEWEST_OTHER = 8
+"""Prompts of another template from which on that is a fault, if not all are."""
 WRONG_STARTS = {
     "doubled": "begin with the first token twice",
     "missing": "lack the first token that the tokenizer writes",
     "no generation prompt": "end without the generation prompt of the template",
+    "part of the generation prompt": "lack the end of the generation prompt that the template writes",
 }
 
 
@@ -67,13 +79,40 @@ class Coder:
         text = file.read_text(encoding="utf-8", errors="replace") if is_file(file) else str(template or "")
         return encoded[:1] == [self.begin] or "bos_token" in text
 
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The ids that the folder's files name as ends of what is said."""
+        files = [read_object(self.folder / name) for name in END_FILES]
+        named = [one for file in files for key in ("eos_token_id", "eos_token") for one in _listed(file.get(key))]
+        tokens = [one.get("content") if isinstance(one, dict) else one for one in named]
+        ids = (self.tokenizer.token_to_id(one) if isinstance(one, str) else one for one in tokens)
+        return frozenset(one for one in ids if isinstance(one, int))
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text, without those that the tokenizer adds."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
     def text(self, ids: Sequence[int], special: bool = False) -> str:
         """What ids say."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=not special)
 
-    def rendered(self, conversations: Sequence[Conversation], reply: bool = False) -> list[list[int] | None]:
-        """The ids of each conversation by the folder's template, without the generation prompt if `reply`; None for
-        one that it refuses, and for all if the folder has none. Equal ones are rendered once."""
+    @cached_property
+    def arguments(self) -> list[dict[str, Any]]:
+        """Values of the arguments that the folder's template may be given, one at a time."""
+        known = ((name, value) for name, values in ARGUMENTS.items() for value in values)
+        return [{name: value} for name, value in known if re.search(rf"\b{name}\b", self._template.source)]
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the folder's template writes a day."""
+        return any(word in self._template.source for word in CLOCKS)
+
+    def rendered(
+        self, conversations: Sequence[Conversation], reply: bool = False, given: Mapping[str, Any] | None = None
+    ) -> list[list[int] | None]:
+        """The ids of each conversation by the folder's template, without the generation prompt if `reply`, and with
+        `given` arguments; None for one that it refuses, and for all if the folder has none. Equal ones are rendered
+        once."""
         from squelch.kit.text.chat_template import TemplateRefused
 
         keys = [repr(one) for one in conversations]
@@ -83,7 +122,8 @@ class Coder:
             batch = open_ones[:BATCH]
             messages, tools = [one[1][0] for one in batch], [one[1][1] for one in batch]
             try:
-                found = self._template.render(messages, tools, [reply] * len(batch))
+                template = self._template.given(**given) if given else self._template
+                found = template.render(messages, tools, [reply] * len(batch))
             except TemplateRefused as error:
                 del open_ones[error.index]
                 continue
@@ -91,7 +131,7 @@ class Coder:
                 return [None] * len(conversations)
             texts |= dict(zip([key for key, _ in batch], found, strict=True))
             del open_ones[:BATCH]
-        ids = {key: self.tokenizer.encode(text, add_special_tokens=False).ids for key, text in texts.items()}
+        ids = {key: self.ids(text) for key, text in texts.items()}
         return [ids.get(key) for key in keys]
 
     @cached_property
@@ -99,6 +139,10 @@ class Coder:
         from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
 
         return read_chat_template(self.folder, read_chat_tokenizer(self.folder))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def tokenizer_folder(base: Path | None, checkpoints: Path | None) -> Path | None:
@@ -171,29 +215,90 @@ def _wrong(name: str, kind: str, rows: Sequence[str], of: int, token: str) -> Re
 
 def _template(rows: Sequence[tuple[str, Row]], coder: Coder) -> Result:
     """Prompts that are not what the folder's template writes for their messages."""
-    name, told = "template_differs", [(where, row["learned"]) for where, row in rows if row.get("learned")]
-    told = [(where, said) for where, said in told if said["messages"] and said["start"]]
-    asked: list[Conversation] = [(said["messages"], said["tools"]) for _, said in told]
-    whole = coder.rendered(asked)
-    compared = [
-        (where, conversation, _once(list(said["ids"][: said["start"]]), coder.begin), ids)
-        for (where, said), conversation, ids in zip(told, asked, whole, strict=True)
-        if ids is not None
-    ]
+    name, told = "template_differs", [one for where, row in rows if (one := _told(where, row)) is not None]
+    whole = coder.rendered([one.asked for one in told])
+    pairs = [(one, ids) for one, ids in zip(told, whole, strict=True) if ids is not None]
+    compared = [(replace(one, ids=_as_begun(one.ids, ids, coder.begin)), ids) for one, ids in pairs]
     if not compared:
         return Result(name, "unknown", "No prompt is recorded as messages and ids", needs="both, as verifiers has them")
-    wrong = [one for one in compared if one[2] != one[3]]
-    short = coder.rendered([conversation for _, conversation, _, _ in wrong], reply=True)
-    cut = [where for (where, _, given, _), ids in zip(wrong, short, strict=True) if given == ids]
-    looked = len(compared)
-    if cut:
-        return _wrong(name, "no generation prompt", cut, looked, "what the policy says is then no reply")
+    looked, wrong = len(compared), [(one, ids) for one, ids in compared if not _same(coder, one.ids, ids)]
+    for given in coder.arguments if wrong else ():
+        again = coder.rendered([one.asked for one, _ in wrong], given=given)
+        pairs = [(pair, other) for pair, other in zip(wrong, again, strict=True)]
+        wrong = [pair for pair, other in pairs if other is None or not _same(coder, pair[0].ids, other)]
     if not wrong:
         return Result(name, "sound", f"Each of {looked} sampled prompts is what the template writes", of=looked)
+    short = coder.rendered([one.asked for one, _ in wrong], reply=True)
+    cut = [one.where for (one, _), ids in zip(wrong, short, strict=True) if one.ids == ids]
+    if cut:
+        return _wrong(name, "no generation prompt", cut, looked, "what the policy says is then no reply")
+    lost = [
+        (one.where, coder.text(ids[len(one.ids) :], special=True))
+        for (one, ids), begun in zip(wrong, short, strict=True)
+        if begun is not None and ids[: len(one.ids)] == one.ids and one.ids[: len(begun)] == begun
+    ]
+    if lost:
+        return _wrong(name, "part of the generation prompt", [where for where, _ in lost], looked, repr(lost[0][1]))
     says = f"{len(wrong)} of {looked} sampled prompts are not what the template of {coder.folder.name} writes"
-    shown = examples((where, _first_difference(coder, given, ids)) for where, _, given, ids in wrong)
+    shown = examples((one.where, _first_difference(coder, one.ids, ids)) for one, ids in wrong)
+    other = [one for one, ids in wrong if one.is_plain and not _is_cut_or_begun(one.ids, ids, coder.begin)]
+    if other and not coder.has_clock and (len(other) >= FEWEST_OTHER or len(other) == looked):
+        return Result(name, "fault", says, len(wrong), looked, Size.share(len(wrong), looked, SAMPLED), shown)
     needs = "the template that the run was given: a run may have its own, or other arguments of it"
     return Result(name, "unknown", says, len(wrong), looked, examples=shown, needs=needs)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A prompt as messages and as ids."""
+
+    where: str
+    asked: Conversation
+    ids: list[int]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its messages are texts of a system and a user, which every program renders alike."""
+        messages, tools = self.asked
+        return not tools and all(
+            one.get("role") in ("system", "user") and isinstance(one.get("content"), str) and len(one) == 2
+            for one in messages
+        )
+
+
+def _told(where: str, row: Row) -> _Told | None:
+    """The first prompt of a rollout as messages and ids; None if one of them is not recorded."""
+    learned = row.get("learned") or {}
+    messages, ids, tools = learned.get("messages"), list(learned.get("ids", ())[: learned.get("start", 0)]), None
+    if messages and ids:
+        tools = learned["tools"]
+    else:
+        messages, ids = first((row.get("messages"), row.get("prompt")), known), row.get("prompt_ids")
+        tools = row.get("tools") or None
+    if not isinstance(ids, list) or not isinstance(messages, list) or not messages:
+        return None
+    if not all(isinstance(one, dict) and "role" in one for one in messages):
+        return None
+    messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
+    return _Told(where, (messages, tools), ids)
+
+
+def _same(coder: Coder, ids: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether they are the same ids, or other pieces of the same text."""
+    return ids == other or coder.text(ids, special=True) == coder.text(other, special=True)
+
+
+def _is_cut_or_begun(ids: Sequence[int], whole: Sequence[int], begin: int | None) -> bool:
+    """Whether the beginning of a long prompt was cut off, or the answer was begun for the policy."""
+    kept = ids[1:] if ids[:1] == [begin] else ids
+    return whole[-len(kept) :] == kept or ids[: len(whole)] == whole
+
+
+def _as_begun(ids: list[int], whole: Sequence[int], begin: int | None) -> list[int]:
+    """The ids with the first token once, if the template writes it; `prompt_start` says what is wrong with it."""
+    if begin is None or whole[:1] != [begin]:
+        return _once(ids, begin)
+    return _once(ids, begin) if ids[:1] == [begin] else [begin, *ids]
 
 
 def _once(ids: list[int], begin: int | None) -> list[int]:
@@ -234,7 +339,7 @@ def _says(coder: Coder, ids: Sequence[int], text: str) -> bool:
         decoded = _plain(coder.text(ids, special))
         if wanted in decoded or (decoded in wanted and len(wanted) - len(decoded) <= TRIMMED):
             return True
-    bare = _plain(coder.text(coder.tokenizer.encode(text, add_special_tokens=False).ids))
+    bare = _plain(coder.text(coder.ids(text)))
     return bare in _plain(coder.text(ids))
 
 

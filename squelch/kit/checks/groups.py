@@ -51,6 +51,9 @@ def group_sizes(found: Collected, claims: Claims) -> Result:
     if traits.groups == "streamed" and not _at_ends(by_step, [group for group, _ in wrong]):
         needs = "rows of rollouts that were cancelled, which these files do not hold"
         return Result(name, "unknown", says, len(wrong), len(ended), needs=needs)
+    if traits.drops_fed_ends and found.of_turns:
+        needs = "rows of rollouts that end with what was fed, which these files do not hold"
+        return Result(name, "unknown", says, len(wrong), len(ended), needs=needs)
     return Result(
         name, "fault", says, len(wrong), len(ended), Size.share(len(wrong), len(ended), "groups"), examples(shown),
         step=min((group.step for group, _ in wrong if group.step is not None), default=None),

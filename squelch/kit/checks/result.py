@@ -41,6 +41,27 @@ class Size:
 
 
 @dataclass(frozen=True)
+class StepFit:
+    """Which checkpoints fit one step's rows: as of `weights.StepSet`.
+
+    Attributes:
+        step: None where the files say none.
+        needed: tokens that decide by ids alone; None where no number does.
+        differs: whether the claimed weights are excluded.
+        says: the same in words.
+    """
+
+    step: int | None
+    claimed: tuple[str, ...]
+    fits: tuple[str, ...]
+    kl: float | None
+    tokens: int
+    needed: float | None
+    differs: bool
+    says: str
+
+
+@dataclass(frozen=True)
 class Result:
     """One check's verdict.
 
@@ -51,6 +72,7 @@ class Result:
         examples: up to `MOST_EXAMPLES` of them, by row.
         needs: of `unknown`: which file, column or option, or how many tokens, would decide it.
         step: the first step that shows the fault, where the check is made step by step.
+        steps: all steps, of a check of weights.
     """
 
     name: str
@@ -62,3 +84,4 @@ class Result:
     examples: tuple[Example, ...] = ()
     needs: str = ""
     step: int | None = None
+    steps: tuple[StepFit, ...] = ()

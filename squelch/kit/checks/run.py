@@ -13,6 +13,7 @@ from squelch.kit.checks import advantages, groups, rewards, tokens
 from squelch.kit.checks.claims import Claims, claims_of, claims_result, given_claims
 from squelch.kit.checks.collected import Collected, collect
 from squelch.kit.checks.encoding import coder_of, encoding_results, tokenizer_folder
+from squelch.kit.checks.ends import ends_missing
 from squelch.kit.checks.prompts import prompts_lost
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.weights_rows import WeightRows
@@ -123,11 +124,12 @@ def checked(
     made = claims_of(path, given_claims(claims))
     coder = coder_of(tokenizer_folder(base, checkpoints))
     weights = WeightRows(checkpoints, _with_weights(base), made, coder, most_tokens=tokens, seed=seed)
-    decode = None if coder is None else coder.text
-    found = collect(path, name, seed=seed, prompts=data is not None, views=views, weights=weights, decode=decode)
+    decode, encode = (None, None) if coder is None else (coder.text, coder.ids)
+    kept = {"prompts": data is not None, "views": views, "weights": weights}
+    found = collect(path, name, seed=seed, decode=decode, encode=encode, **kept)
     if not found.rows:
         raise UserError(f"{path} holds no rows of a training")
     results = [claims_result(made), *(one(found, made) for one in CHECKS.values())]
-    results.append(prompts_lost(found, made, data, decode))
+    results += [ends_missing(found, made, coder), prompts_lost(found, made, data, decode)]
     results += [*encoding_results(found, coder), *weights.results()]
     return CheckResult(tuple(results), (*found.notes, *weights.notes), found.rows, made)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from squelch.kit.checks.engine_values import (
     engine_against_trainer,
@@ -25,7 +25,7 @@ from squelch.kit.checks.engine_values import (
     precision,
     without_weights,
 )
-from squelch.kit.checks.result import Result, Size, examples
+from squelch.kit.checks.result import Result, Size, StepFit, examples
 from squelch.kit.checks.temperature import recording_mode, temperature, texts_differ
 from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
 from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
@@ -183,8 +183,10 @@ def _of_claims(weighing: Weighing, of: Sequence[int], name: str, source: str) ->
         return [Result(name, "unknown", f"The rows fit {_initial(weighing).name}", needs=needs), base]
     results = [base] if base is not None else []
     if faulty or best is not None:
-        return [_fault(weighing, name, source, steps, faulty, best), *results]
-    return [_no_fault(weighing, name, source, steps, lags, claiming), *results]
+        found = _fault(weighing, name, source, steps, faulty, best)
+    else:
+        found = _no_fault(weighing, name, source, steps, lags, claiming)
+    return [replace(found, steps=tuple(map(_step_fit, steps))), *results]
 
 
 def _lags(weighing: Weighing, of: Sequence[int]) -> list[Comparison]:
@@ -309,6 +311,12 @@ def _whom(weighing: Weighing, one: Comparison) -> str:
     if pairs and len(set(pairs)) == 1:
         return f"the weights of {pairs[0]} updates before" if pairs[0] > 0 else "later weights"
     return "earlier checkpoints"
+
+
+def _step_fit(one: StepSet) -> StepFit:
+    needed = one.needed if math.isfinite(one.needed) else None
+    fits = (one.step, one.claimed, one.fits, one.kl, one.tokens, needed)
+    return StepFit(*fits, differs=one.is_fault, says=_set_in_words(one))
 
 
 def _set_in_words(one: StepSet) -> str:

@@ -20,7 +20,10 @@ def fault_lines(result: Result) -> list[str]:
     if result.size is not None:
         size = result.size
         lines.append(f"  size: {with_bounds(size.value, size.low, size.high)} {size.unit}")
-    lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in result.examples]
+    if differing := [one for one in result.steps if one.differs]:
+        lines += [f"  step {one.step}: {one.says}" for one in differing]
+    else:
+        lines += [f"  example: {one.row}: {' '.join(one.text.split())[:SHOWN]}" for one in result.examples]
     if entry is not None:
         lines += [f"  usual causes: {entry.causes}", f"  what to do: {entry.change}"]
     return [*lines, f"  {PAGE}#{result.name}"]

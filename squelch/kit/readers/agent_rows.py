@@ -10,7 +10,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first, known_id, object_of
-from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
+from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, ended_by, is_number
 from squelch.kit.readers.message_graph import nested_tool
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import Unreadable
@@ -122,7 +122,8 @@ def _of_choice(prompt: Any, choice: Mapping[str, Any], message: Any, tools: Any)
         return {"prompt": prompt, "completion": [message], "tools": tools}
     drawn = object_of(choice.get("logprobs")).get("content")
     logprobs = [object_of(one).get("logprob") for one in drawn] if isinstance(drawn, list) else None
-    return {"prompt_ids": before, "completion_ids": ids, "logprobs": _for_each(ids, logprobs)}
+    more = {"messages": prompt, "tools": tools, "ended": ended_by(choice.get("finish_reason"))}
+    return {"prompt_ids": before, "completion_ids": ids, "logprobs": _for_each(ids, logprobs), **more}
 
 
 def _for_each(ids: Any, values: Any) -> Any:
@@ -141,6 +142,7 @@ def nemo_gym(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "rollout": first((record.get("_ng_rollout_id"), named)),
         "rewards": {"reward": record.get("reward")},
         "truncated": answer.get("status") == "incomplete",
+        "ended": ended_by(answer.get("status")),
         "sampler": answer.get("model"),
     }
     kind = first((record.get("_ng_failure_class"), record.get("failure_kind"), "masked"))

@@ -43,6 +43,8 @@ HOLDS: Mapping[str, str] = {
     "ids": "the ids that were sampled",
     "prompt ids": "prompts as the ids that were fed, and as nothing else",
     "rendered prompts": "prompts as ids, or as text with its special tokens",
+    "ends": "the end tokens of completions, as ids or as text",
+    "finish": "why each completion ended",
     "logprobs": "the log-probability of each sampled token",
     "trained logprobs": "the trainer's own log-probabilities of the same tokens",
     "loss mask": "which tokens are under the loss",
@@ -64,6 +66,10 @@ class Traits:
     are in flight at the end of the files, and cancelled rollouts leave no row; or not for sure."""
     names_groups: bool = True
     """Whether groups have ids; else groups of one prompt in a step are told apart by their order alone."""
+    groups_are_files: bool = False
+    """Whether a file holds one group, whatever weights sampled its rows; its id may stand in other files too."""
+    drops_fed_ends: bool = False
+    """Whether a rollout of several turns that ends with what was fed leaves no row."""
     one_prompt: bool = False
     """Whether the rollouts of a group begin with one prompt; an agent's may begin differently, and AReaL's prompts hold
     what was sampled in earlier turns."""

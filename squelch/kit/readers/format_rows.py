@@ -49,6 +49,7 @@ NAMES = {
     "completion_mask": ("completion_mask", "tool_mask", "response_mask"),
     "turn": ("turn",),
     "rollout": ("rollout",),
+    "finish": ("finish_reason",),
 }
 """Accepted names of each column of the format `columns`; the first name that a record has is used."""
 IDS = ("prompt_id", "step", "turn", "rollout")
@@ -63,6 +64,11 @@ NO_REWARDS = frozenset(
     | {"id", "index", "idx", "trajectory"}
 )
 """Columns whose numbers are no rewards."""
+REASONS = {
+    **dict.fromkeys(("stop", "eos", "tool_calls", "function_call", "end_turn", "completed"), True),
+    **dict.fromkeys(("length", "max_tokens", "truncated", "incomplete"), False),
+}
+"""Of each reason for which an engine ends a completion, whether that ended by itself; others say neither."""
 TRUE = b"\0" + 255 * b"\1"
 """Of each byte, whether it counts as true."""
 PADDING_OF_VERL = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")
@@ -87,7 +93,13 @@ def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
     row = {key: first(map(record.get, names), known_id if key in IDS else known) for key, names in NAMES.items()}
     group, own = row["prompt_id"], row["rollout"]
     rollout = f"{group} {own}" if own is not None and row["turn"] is not None else None
-    yield {**row, "group": group, "rollout": rollout, "rewards": reward_columns(record)}
+    said = {"ended": ended_by(row["finish"]), "rewards": reward_columns(record)}
+    yield {**row, "group": group, "rollout": rollout, **said}
+
+
+def ended_by(reason: Any) -> bool | None:
+    """Whether a completion ended by itself, by the engine's reason; None if that does not say."""
+    return REASONS.get(reason) if isinstance(reason, str) else None
 
 
 def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -169,6 +181,7 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "rewards": dict(reward) if isinstance(reward, dict) else {"reward": reward},
         "versions": span_of(record.get("weight_versions")),
         "truncated": status == "truncated",
+        "ended": ended_by(status),
     }
     if status in ("aborted", "failed"):
         yield {**shared, "failed": f"{status} by slime"}
@@ -184,7 +197,9 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
     drawn = record.get("rollout_log_probs")
     of_tokens = {"logprobs": [None] * before + drawn if isinstance(drawn, list) else None}
     texts = ((0, before, record.get("prompt")), (before, len(tokens), record.get("response")))
-    said = {"said": [one for one in texts if isinstance(one[2], str)], "start": before}
+    said: Row = {"said": [one for one in texts if isinstance(one[2], str)], "start": before}
+    if isinstance(record.get("prompt"), list):
+        said |= {"messages": record["prompt"], "tools": object_of(record.get("metadata")).get("tools")}
     yield from turns_of_ids(ids, mask, shared, where, of_tokens, partial(_learned, ids, mask, of_tokens, said))
 
 
@@ -213,7 +228,17 @@ def areal(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "group": record.get("task_id"),
         "rewards": {"reward": record.get("reward")},
         "versions": span_of([record.get("head_version"), tail]),
+        "sizes": _sizes(record),
+        "of_turns": bool(record.get("segments")),
     }
+
+
+def _sizes(record: Record) -> tuple[int, int] | None:
+    """How many ids AReaL's prompt and its completion of one turn are; None if it has several, or does not say."""
+    whole, prompt = record.get("seqlen"), record.get("prompt_len")
+    if record.get("segments") or not isinstance(whole, int) or not isinstance(prompt, int):
+        return None
+    return prompt, whole - prompt
 
 
 def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -226,6 +251,7 @@ def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "completion": record.get("output_response"),
         "rewards": {"score": score},
         "truncated": stop == "length" if isinstance(stop, str) else None,
+        "ended": ended_by(stop),
     }
 
 
@@ -259,6 +285,7 @@ def archive(record: Record, where: str) -> Iterator[Row | LeftOut]:
             "shown": start - fed,
             "turn": number,
             "versions": span_of([turn.get("version_min"), turn.get("version_max")]),
+            "ended": None if (is_cut := turn.get("hit_token_limit")) is None else not is_cut,
             **learned,
         }
         if not is_training:

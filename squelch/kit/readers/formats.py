@@ -11,6 +11,7 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     step, turn                           the step as the format counts it; 0 for the turn that is scored alone: the
                                          first of a rollout, or the last of a conversation
     group                                what the rows of one prompt share; not compared with prompts
+    of_turns                             whether a completion as text has several turns
     rollout                              what the turns of one rollout share
     sampler                              the name of the model that sampled it, if the format says so
     run                                  which run of the program wrote it
@@ -29,6 +30,9 @@ and, where the format says so (a missing key and None are the same; values of to
     advantage                            a number, or one for each token of the completion, None as in `logprobs`
     versions                             [first, last]: which weights sampled the first and the last token of the
                                          rollout, as the format counts them; None for one that is not known
+    ended                                whether the turn ended by itself, by its engine: no limit cut it
+    messages                             beside ids: what the template rendered as the prompt
+    sizes                                of a completion as text: how many ids its prompt and itself are
     truncated                            whether a limit of tokens, turns or time ended the rollout; it still counts
     task                                 what rows of one task share in any step, where it is not the prompt
     learned                              of a rollout's first row: a function that gives what is said of all its tokens

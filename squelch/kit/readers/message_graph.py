@@ -21,7 +21,7 @@ from typing import Any
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first, object_of
-from squelch.kit.readers.format_rows import UNKNOWN, LeftOut, Row, as_float, digest_of, is_number, span_of
+from squelch.kit.readers.format_rows import UNKNOWN, LeftOut, Row, as_float, digest_of, ended_by, is_number, span_of
 from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
@@ -79,11 +79,16 @@ def _failure(part: Mapping[str, Any]) -> str:
 
 def _truncated(trace: Mapping[str, Any]) -> bool | None:
     """As `Trace.is_truncated` in verifiers; None if the trace says nothing of its end."""
-    calls, condition = trace.get("calls"), trace.get("stop_condition")
-    last = [call for call in map(object_of, calls if isinstance(calls, list) else ()) if call.get("error") is None][-1:]
+    condition, last = trace.get("stop_condition"), _calls(trace)[-1:]
     if condition is None and not last:
         return None
     return condition in LIMITS or any(call.get("finish_reason") == "length" for call in last)
+
+
+def _calls(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The calls of the model that did not fail."""
+    calls = trace.get("calls")
+    return [call for call in map(object_of, calls if isinstance(calls, list) else ()) if call.get("error") is None]
 
 
 def _group(record: Record) -> Any:
@@ -111,9 +116,10 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> I
     if shared["group"] is None:
         shared = {**shared, "group": digest_of(contents.prompt(said[0]))}
     learned: dict[str, Any] = {"learned": partial(_learned, nodes)}
+    ended = {str(one.get("node")): ended_by(one.get("finish_reason")) for one in _calls(trace)}
     for index in said:
         row = {"content": partial(contents.of, index), "shown": shown[index], "turn": before[index]}
-        yield {**row, **shared, "rewards": rewards, **learned}
+        yield {**row, **shared, "rewards": rewards, "ended": ended.get(str(index)), **learned}
         learned = {}
 
 

@@ -95,6 +95,10 @@ class ChatTemplate:
         self._words = Words()
         self._process = Answering(render.__file__, render.MEMORY_BYTES, render.CPU_S)
 
+    def given(self, **arguments: Any) -> ChatTemplate:
+        """The same template with arguments of its own, such as `enable_thinking`."""
+        return ChatTemplate(self._folder, self.source, self._variables | arguments, self.date)
+
     def parts(
         self, conversations: Sequence[Sequence[Message]], compare: bool = False, tools: list[Any] | None = None
     ) -> list[tuple[Part, ...]]:

@@ -50,6 +50,8 @@ class Rollout:
     """The trainer's own log-probabilities; None: near the engine's, and low for fed ids."""
     is_cut: bool = False
     """Whether the token limit ended it."""
+    end: str = "<|end|>"
+    """The end token of its text."""
     rendered: str = ""
     """The prompt as the policy read it; empty: made from `prompt`."""
 
@@ -184,18 +186,20 @@ def _nemo_validation(place: int, one: Rollout) -> dict[str, Any]:
 
 
 def areal(folder: Path, rollouts: list[Rollout]) -> Path:
-    for own in by_group(one for one in rollouts if not one.validation).values():
+    """A file of each task and step, as each is one call of its workflow."""
+    steps = by_step(one for one in rollouts if not one.validation).values()
+    for own in (group for each in steps for group in by_group(each).values()):
         rows = [
             {
                 "task_id": one.group,
                 "sample_idx": one.member,
-                "seqlen": 30,
-                "prompt_len": 12,
+                "seqlen": len(one.prompt_ids) + len(one.after),
+                "prompt_len": len(one.prompt_ids),
                 "head_version": one.step,
                 "tail_version": one.step,
                 "reward": one.reward,
                 "prompt": one.shown,
-                "completion": one.text and one.text + "<|end|>",
+                "completion": one.text and one.text + one.end,
             }
             for one in own
         ]
@@ -236,15 +240,19 @@ def skyrl(folder: Path, rollouts: list[Rollout]) -> Path:
     rows = [
         {
             "input_prompt": one.shown,
-            "output_response": one.text and one.text + "<|end|>",
+            "output_response": one.text and one.text + one.end,
             "score": one.reward,
-            "stop_reason": "stop",
+            "stop_reason": _reason(one),
             "env_class": "sums",
         }
         for one in rollouts
     ]
     jsonl(place / "sums.jsonl", rows)
     return place
+
+
+def _reason(one: Rollout) -> str:
+    return "length" if one.is_cut else "stop"
 
 
 def verifiers(folder: Path, rollouts: list[Rollout]) -> Path:
@@ -284,6 +292,11 @@ def _episode(place: int, one: Rollout) -> dict[str, Any]:
         "nodes": nodes,
         "rewards": {"right": {"score": one.reward, "weight": 1.0}},
         "ok": not one.failed,
+        "calls": [
+            {"node": number, "finish_reason": _reason(one) if number == len(one.parts) else "tool_calls"}
+            for number, (_, own) in enumerate(one.parts, 1)
+            if own
+        ],
     }
     kind = "eval" if one.validation else "train"
     work = {"type": kind, "step": one.step, "policy": {"start": one.step, "end": one.step}}
@@ -314,7 +327,8 @@ def _trajectory(index: int, one: Rollout) -> Trajectory:
         if own:
             is_last = at + len(ids) == before + len(one.after)
             value = one.reward if is_last else 0.0
-            turns.append(Turn(at, at + len(ids), at, at, value, 0.0, True, False, 1, one.step, one.step))
+            is_cut = is_last and one.is_cut
+            turns.append(Turn(at, at + len(ids), at, at, value, 0.0, True, is_cut, 1, one.step, one.step))
         at += len(ids)
     ids = np.array([*one.prompt_ids, *one.after], np.int32)
     mask = np.array([*[False] * before, *one.mask])
@@ -342,7 +356,7 @@ def art(folder: Path, rollouts: list[Rollout]) -> Path:
 def _art(one: Rollout) -> dict[str, Any]:
     ids, drawn = one.parts[0][0], one.drawn[: len(one.parts[0][0])]
     choice = {
-        "finish_reason": "stop",
+        "finish_reason": _reason(one),
         "index": 0,
         "message": {"role": "assistant", "content": one.text},
         "logprobs": {"content": [{"token": "", "logprob": value} for value in drawn]},

@@ -1,6 +1,8 @@
 """How often checks that depend on chance are wrong about healthy runs, on runs that are drawn by the thousand: each at
 most as often as the catalogue says, and all together in at most 1% of the runs."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.chance import BY_CHANCE
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
+from squelch.kit.checks.ends import end_of, ends_missing
 from squelch.kit.checks.fed_tokens import Fed
 from squelch.kit.checks.groups import equal_completions, group_sizes
 from squelch.kit.checks.rewards import failures_as_rewards
@@ -120,6 +123,38 @@ def test_an_end_token_alone_is_an_empty_text_unless_its_recorded_probability_is_
         found = [[member(b"x") for _ in range(4)] for _ in range(36)]
         found[7] = [member(b"", log_p, text="", tokens=1) for _ in range(4)]
         assert failures_as_rewards(collected(found), SOUND).verdict == verdict, log_p
+
+
+def turns_of(rng: np.random.Generator, lost: float) -> Collected:
+    """Answers that end with one of up to two end tokens, or a stop string of one to four ids, whose last id may be
+    merged with the next; a share of them loses its end. Some end alike, as answers to one problem do."""
+    words, size = int(rng.integers(20, 500)), int(rng.integers(2, 9))
+    stops = [rng.integers(2, words, int(rng.integers(1, 5))).tolist() for _ in range(int(rng.integers(0, 4)))]
+    stopped, found = rng.uniform(0, 0.6) * bool(stops), Collected(Path("x"), FORMATS["slime"], of_groups=True)
+    for number in range(GROUPS):
+        answer, members = rng.integers(2, words, 3).tolist(), dict[bytes, Member]()
+        for place in range(size):
+            ids = [*rng.integers(2, words, int(rng.integers(5, 40))).tolist(), *(answer if rng.random() < 0.5 else [])]
+            ids += stops[int(rng.integers(len(stops)))] if rng.random() < stopped else []
+            ends = [at for stop in stops for at in range(len(ids) + 1) if ids[:at][-len(stop) :] == stop]
+            if ends:
+                ids = ids[: min(ends)]
+                ids[-1] = ids[-1] if rng.random() > 0.1 else words + int(rng.integers(9))
+            elif rng.random() >= lost:
+                ids.append(int(rng.random() < 0.1))
+            row = {"completion_ids": ids, "ended": True}
+            members[bytes([place])] = replace(member(b"x"), prompt=bytes([number]), end=end_of(row, None))
+            found.sample.append(("row", row))
+        found.groups[bytes([number])] = Group(1, "row", members)
+    return found
+
+
+def test_stop_strings_and_several_end_tokens_are_hardly_ever_taken_for_lost_ends() -> None:
+    rng = np.random.default_rng(11)
+    clean = Counter(ends_missing(turns_of(rng, 0.0), SOUND, None).verdict for _ in range(RUNS // 2))
+    lost = Counter(ends_missing(turns_of(rng, 0.3), SOUND, None).verdict for _ in range(RUNS // 4))
+    assert not clean["fault"] and clean["sound"], clean
+    assert lost["fault"] >= RUNS // 10 and lost["sound"] <= RUNS // 100, lost
 
 
 def test_rollouts_cancelled_at_random_are_hardly_ever_taken_for_groups_cut_at_steps_ends() -> None:
@@ -271,6 +306,8 @@ def test_a_certain_policy_after_its_stop_string_is_not_taken_for_fed_tokens() ->
 
 DUMPS = 12
 PROMPTS, A_STEP, EPOCHS = 40, 6, 3
+LIMIT = 60
+"""New tokens of a rollout."""
 FEW_TEXTS = (2, 30, 3000)
 """How many first turns a policy has for a prompt."""
 
@@ -291,6 +328,7 @@ def healthy(seed: int, name: str) -> list[Rollout]:
                 _say(one, rng, prompt, texts)
                 if name in ("trl", "verl", "chat") and rng.random() < 0.01:
                     one.text = ""
+                _end(one, rng, seed)
             found, number = found + own, number + 1
     for member in range(6 * size):
         one = rollout(rng, step + 1, member // size, member % size, PROMPTS + member // size, 0.0)
@@ -316,13 +354,25 @@ def _say(one: Rollout, rng: np.random.Generator, prompt: int, texts: int) -> Non
     one.drawn = [float(np.log(policy[place])) / len(ids)] * len(ids) + one.drawn[before:]
 
 
+def _end(one: Rollout, rng: np.random.Generator, seed: int) -> None:
+    """Some last turns are cut at the limit, and of every third run's, a stop string ends some."""
+    ids, drawn = one.parts[-1][0], rng.random()
+    before = len(one.after) - len(ids)
+    if drawn < 0.05:
+        ids, one.is_cut = rng.integers(100, 6000, LIMIT - before).tolist(), True
+    elif drawn < 0.3 and seed % 3 == 0:
+        ids = [*ids[:-1], 61, 62, 63 if rng.random() < 0.9 else 64]
+    one.parts[-1] = (ids, True)
+    one.drawn = [*one.drawn[:before], *(-rng.exponential(1.2, len(ids))).tolist()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_dumps_of_healthy_runs_have_no_fault(name, tmp_path) -> None:
     data = jsonl(
         tmp_path / "prompts.jsonl", [{"prompt": f"Problem {n}: what is {n} and {n + 3}?"} for n in range(PROMPTS)]
     )
-    claims = ["temperature=1", "top_p=1", "dynamic_sampling=false"]
+    claims = ["temperature=1", "top_p=1", "dynamic_sampling=false", f"max_tokens={LIMIT}"]
     faults = []
     for seed in range(DUMPS):
         path = WRITERS[name](tmp_path / str(seed), healthy(seed, name))

@@ -100,6 +100,9 @@ def test_settings_as_deep_as_they_are_long_claim_nothing(tmp_path) -> None:
             "async_training: {staleness_threshold: 0.5, trigger_parameter_sync_step: 4}",
             {"max_staleness": 7},  # a sync late, and up to three steps after the next
         ),
+        ("config.yaml", "gconfig: {max_new_tokens: 512, stop: [</a>]}", {"max_tokens": 512, "stop_strings": True}),
+        ("config.yaml", "policy: {generation: {max_new_tokens: '${x}', stop_strings: null}}", {}),
+        ("config.yaml", "gconfig: {max_new_tokens: 0, stop: []}", {"stop_strings": False}),
         ("orch.toml", "max_off_policy_steps = inf", {}),
         ("orch.toml", "max_off_policy_steps = nan", {}),
         ("config.yaml", "gconfig: {temperature: 0, top_p: -1, n_samples: 0.5}", {}),

@@ -2,6 +2,7 @@
 whether turns were encoded anew."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from squelch.kit.checks.encoding import tokenizer_folder
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.run import check
 from squelch.kit.readers.reward_tables import read_rewards
-from tests.kit.checks.bank import Rollout, run, slime, verifiers
+from tests.kit.checks.bank import Rollout, art, run, slime, verifiers
 from tests.kit.readers.trainer_files import jsonl
 
 BEGIN = "<s>"
@@ -90,9 +91,97 @@ def test_a_missing_generation_prompt_is_a_fault_and_another_template_is_shown(fo
     found = results(verifiers(tmp_path / "a", rollouts(folder, end="")), folder)["template_differs"]
     assert found.verdict == "fault" and "without the generation prompt" in found.says
     found = results(verifiers(tmp_path / "b", rollouts(folder, user="human")), folder)["template_differs"]
-    assert found.verdict == "unknown" and found.count == 72 and "human" in found.examples[0].text
+    assert found.verdict == "fault" and found.count == 72 and "human" in found.examples[0].text
     found = results(verifiers(tmp_path / "c", rollouts(folder, end="<|im_start|>assistant\n<think>\n")), folder)
-    assert found["template_differs"].verdict == "unknown", "a run may be given another template on purpose"
+    assert found["template_differs"].verdict == "unknown", "an answer may be begun for the policy"
+
+
+THINKING = TEMPLATE.replace(
+    "assistant\n{% endif %}", "assistant\n<think>\n{% if enable_thinking is false %}</think>\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinking(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a template that opens the policy's thoughts."""
+    return with_template(folder, tmp_path_factory.mktemp("thinking"), THINKING)
+
+
+def with_template(folder: Path, place: Path, template: str) -> Path:
+    shutil.copyfile(folder / "tokenizer.json", place / "tokenizer.json")
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    return place
+
+
+def in_columns(folder: Path, made: list[Rollout]) -> Path:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": one.prompt}],
+            "prompt_ids": one.prompt_ids,
+            "completion_ids": one.after,
+            "prompt_id": one.group,
+            "right": one.reward,
+        }
+        for one in made
+    ]
+    return jsonl(folder / "rows.jsonl", rows)
+
+
+def slime_of_messages(folder: Path, made: list[Rollout]) -> Path:
+    """As slime writes it without `--apply-chat-template`."""
+    for path in sorted(slime(folder, made).glob("*.jsonl")):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        own = [one for one in made if path.stem == f"rollout_{one.step}"]
+        rows = zip(records, own, strict=True)
+        jsonl(path, [record | {"prompt": [{"role": "user", "content": one.prompt}]} for record, one in rows])
+    return folder / "slime"
+
+
+WITH_MESSAGES = [verifiers, art, in_columns, slime_of_messages]
+BEGUN = "<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize("write", WITH_MESSAGES)
+def test_a_lost_think_and_another_template_are_faults_where_messages_and_ids_are_known(thinking, tmp_path, write):
+    found = results(write(tmp_path / "a", rollouts(thinking, end=BEGUN)), thinking)["template_differs"]
+    assert found.verdict == "sound" and found.of == 72, found
+    found = results(write(tmp_path / "b", rollouts(thinking)), thinking)["template_differs"]
+    assert (found.verdict, found.count) == ("fault", 72) and "'<think>\\n'" in found.says, found
+    found = results(write(tmp_path / "c", rollouts(thinking, end="")), thinking)["template_differs"]
+    assert found.verdict == "fault" and "without the generation prompt" in found.says
+    other = f"<|im_start|>system\nThink.<|im_end|>\n{BEGUN}"
+    found = results(write(tmp_path / "d", rollouts(thinking, end=other)), thinking)
+    assert found["template_differs"].verdict == "fault" and "system" in found["template_differs"].examples[0].text
+
+
+@pytest.mark.parametrize("write", WITH_MESSAGES)
+def test_arguments_of_a_template_and_prompts_that_were_cut_are_no_fault(folder, thinking, tmp_path, write) -> None:
+    off = rollouts(thinking, end=f"{BEGUN}</think>\n")
+    assert results(write(tmp_path / "a", off), thinking)["template_differs"].verdict == "sound"
+    cut = rollouts(thinking, end=BEGUN)
+    for one in cut[::2]:
+        one.prompt_ids = one.prompt_ids[4:]
+    assert results(write(tmp_path / "b", cut), thinking)["template_differs"].verdict == "unknown"
+    place = tmp_path / "dated"
+    place.mkdir()
+    dated = with_template(folder, place, TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ date_string }}"))
+    found = results(write(tmp_path / "c", rollouts(dated, user="2 May\nuser")), dated)
+    assert found["template_differs"].verdict == "unknown"
+    pieces = rollouts(thinking, end=BEGUN)
+    for one in pieces:  # letter by letter, as programs that encode message by message may
+        text = f"{BEGIN}<|im_start|>user\n"
+        one.prompt_ids = [*encoded(thinking, text), *[n for letter in one.prompt for n in encoded(thinking, letter)]]
+        one.prompt_ids += encoded(thinking, f"<|im_end|>\n{BEGUN}")
+    assert results(write(tmp_path / "d", pieces), thinking)["template_differs"].verdict == "sound"
+
+
+@pytest.mark.parametrize("prompt", [["x"], [{"content": "x"}], [{"role": None}], [{"role": "user", "content": 4}], []])
+def test_messages_that_are_none_are_not_rendered(folder, tmp_path, prompt) -> None:
+    for path in sorted(slime(tmp_path, rollouts(folder)).glob("*.jsonl")):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        jsonl(path, [record | {"prompt": prompt} for record in records])
+    assert results(tmp_path / "slime", folder)["template_differs"].verdict == "unknown"
 
 
 def test_ids_of_another_text_are_a_fault_and_other_pieces_of_the_same_are_none(folder, tmp_path) -> None:

@@ -2,6 +2,7 @@
 sound, and so is what healthy runs do."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CHECKS, CheckResult, check
 from tests.kit.checks.bank import END, WRITERS, Rollout, by_group, by_step, run, verifiers, with_advantages
+from tests.kit.readers.trainer_files import jsonl
 
 Plant = Callable[[list[Rollout]], None]
 LIVE = Path(__file__).with_name("live")
@@ -92,9 +94,9 @@ def probabilities(rollouts: list[Rollout]) -> None:
 
 PLANTED: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "groups cut at a step's end": (
-        cut_groups, "group_sizes", ("trl", "verl", "nemo_rl", "slime", "squelch", "art", "verifiers")
+        cut_groups, "group_sizes", ("trl", "verl", "nemo_rl", "areal", "slime", "squelch", "art", "verifiers")
     ),
-    "a group under two ids": (split_group, "group_sizes", ("verl", "slime", "squelch")),
+    "a group under two ids": (split_group, "group_sizes", ("verl", "areal", "slime", "squelch")),
     "members of two groups swapped": (mixed, "mixed_groups", ("verl", "slime", "verifiers", "columns")),
     "one seed for a group": (one_seed, "equal_completions", ("squelch", "verifiers", "nemo_rl", "slime", "art")),
     "a training prompt in validation": (leak, "validation_leak", ("verifiers", "nemo_rl", "slime")),
@@ -326,6 +328,20 @@ def test_a_leak_is_found_after_many_epochs_and_unknown_where_all_prompts_begin_a
         one.prompt, one.prompt_ids = "You are helpful.", [1, 2]
     found = checked(name, tmp_path / "b", rollouts)
     assert verdicts(found)["validation_leak"] == "unknown"
+
+
+def test_areals_rollouts_of_several_turns_may_leave_no_row(tmp_path) -> None:
+    """It skips those whose last token was fed; groups that two versions sampled are whole."""
+    folder = WRITERS["areal"](tmp_path, run(steps=6))
+    path = min(folder.glob("*/*.jsonl"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    jsonl(path, [*rows[:-1], rows[-1] | {"tail_version": 2}])
+    assert verdicts(check(folder, format="areal"))["group_sizes"] == "sound"
+    jsonl(path, rows[:-1])
+    assert verdicts(check(folder, format="areal"))["group_sizes"] == "fault"
+    jsonl(path, [row | {"segments": [{"role": "gen", "len": 4, "text": "x"}]} for row in rows[:-1]])
+    (one,) = [one for one in check(folder, format="areal").results if one.name == "group_sizes"]
+    assert one.verdict == "unknown" and "fed" in one.needs
 
 
 def test_rollouts_that_need_no_reward_are_not_said_to_have_one(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Clean runs are sound or open, and weights that other steps left are found and named, from ids and recorded values."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from squelch.kit.checks.result import Result
 from squelch.kit.checks.weighing import Weighing
 from squelch.kit.checks.weights import NAMES, check_weights, step_sets
 from squelch.kit.checks.weights_data import Draw, Sample, Scores, WeightClaims
+from squelch.kit.checks.words import as_json, fault_lines
 from tests.kit.checks.categorical import World, language_like, run_of, sample_of, trained
 
 STEP = 0.15
@@ -112,6 +114,20 @@ def test_a_fault_in_one_step_is_that_steps() -> None:
     found = named(check_weights(scores, PLAIN), "stale_weights")
     assert (found.verdict, found.count, found.of, found.step) == ("fault", 1, 3, 20)
     assert found.examples[0].row == "step 20"
+
+
+def test_all_steps_are_told_and_in_the_text_as_many_as_differ() -> None:
+    rng, steps = np.random.default_rng(3), list(range(10, 70, 10))
+    world = World(path([0, *steps]))
+    stale = {step: 10 if 10 < step < 60 else step for step in steps}
+    found = named(check_weights(run_of(world, rng, stale, own(steps), rollouts=60, length=100), PLAIN), "stale_weights")
+    assert found.verdict == "fault" and [one.step for one in found.steps] == steps
+    assert [one.step for one in found.steps if one.differs] == [20, 30, 40, 50]
+    lines = [line for line in fault_lines(found) if line.startswith("  step ")]
+    assert [line.split(":")[0] for line in lines] == [f"  step {step}" for step in (20, 30, 40, 50)]
+    assert "not excluded: checkpoint-10" in lines[0] and not any("example:" in line for line in fault_lines(found))
+    told = json.loads(json.dumps(as_json(found), allow_nan=False))["steps"]
+    assert len(told) == 6 and told[1]["fits"] == ["checkpoint-10"] and told[1]["claimed"] == ["checkpoint-20"]
 
 
 def test_steps_whose_checkpoint_was_not_saved_fit_what_encloses_them() -> None:
