@@ -1,13 +1,17 @@
 """Mutants: small changes of the code that some test should notice. `python -m tests.mutants [ROOM ...]`.
 
-    python -m tests.mutants [ROOM ...] [--each 20] [--seed 0] [--out build/mutants.jsonl] [--list]
+    python -m tests.mutants [ROOM ...] [--each 20] [--seed 0] [--fast] [--out build/mutants.jsonl] [--list]
 
 A room is a folder of the product with the places of the tests that hold it (`ROOMS`). From all places where a change
 is possible (`changes_of`) so many are drawn by the seed, each in another function where there are enough. Every mutant
-is written into a copy of the repository, and tests run there until one fails: first those of the module's name, then
-the room's, then others that import it; of each the fast ones, then the slow ones (`tests/slow.txt`), and none that
-starts Ray. A test that fails without the change too ends the call. A mutant that no test notices is a survivor: it
-needs a test, or a line in `EQUIVALENT`.
+is written into a copy of the repository, and tests run there until one fails: first the room's fast ones that enter the
+function, then all fast ones of their files; where none enters it (module level, a process of its own), those of the
+module's name, then the room's. Then come others that import the module, and slow ones (`tests/slow.txt`) in that order,
+but neither with `--fast`, and never one that starts Ray. A test that fails without the change too ends the call. A
+mutant that no test notices is a survivor: it needs a test, or a line in `EQUIVALENT`.
+
+Which test enters which function stands in `entered.json` beside `--out`, and is found again for each file of tests that
+changed.
 
 What is found stands in the file of `--out`, a line for each mutant. One that was noticed is not tried again unless its
 file has changed: an interrupted call goes on, and a survivor is tried on the tests that there are now. Exit code 1 if a
@@ -33,12 +37,13 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
 
@@ -61,17 +66,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
 EQUIVALENT: Mapping[str, str] = {
     "squelch/actors/endpoint/responses_api.py _end: 1 -> 2": "every number below 0 is no rank",
     "squelch/actors/endpoint/server.py _read: len(data) < LARGE_BYTES -> len(data) <= LARGE_BYTES": "either reads it",
-    "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "all loads of a mean have as many workers",
-    "squelch/cluster/control/rank_client.py: 6 -> 7": "a patience",
-    "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size",
-    "squelch/kit/diagnosis/repeats.py _pieces: 21 -> 22": "ids are below 2 ** 21, and below 2 ** 22",
+    "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "as many workers in all loads (in 60,000 random steps too)",
+    "squelch/cluster/control/rank_client.py: 6 -> 7": "how often within a time-out; more than once will do",
+    "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size; files of one pair more fit too",
     "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
 }
 """Mutants that change nothing that anybody could notice, as `FILE FUNCTION: BEFORE -> AFTER`, and why."""
 LIMIT_S = 900.0
-IMPORTED = ("hypothesis", "numpy", "pyarrow.parquet", "pydantic", "torch", "transformers")
+IMPORTED = (
+    *("aiohttp.web", "anthropic", "boto3", "gymnasium", "hypothesis", "numpy", "openai", "peft", "pyarrow.parquet"),
+    *("pydantic", "ray", "rich", "sympy", "torch", "torch._dynamo", "torch.distributed.fsdp", "transformers"),
+)
 """What most tests import, and is no part of the repository."""
-PYTEST = ("-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout=120")
+PYTEST = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout=120")
 FAST, SLOW = "not ray and not slow", "not ray and slow"
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
@@ -207,24 +214,85 @@ def files_for(room: str, file: str) -> tuple[list[str], list[str], list[str]]:
 
 def noticed_by(place: Path, tests: Sequence[str], chosen: str = "not ray") -> str | None:
     """The test that fails in the copy, or how the tests end instead; None if all pass, or there are none."""
-    if not tests:
-        return None
-    with tempfile.TemporaryDirectory(prefix="m-") as name:
-        said = Path(name) / "said"
-        if (process := os.fork()) == 0:
-            _test(place, ["-m", chosen, *tests], said)
-        try:
-            code = _exit_code(process)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
-        text = said.read_text(encoding="utf-8", errors="replace")
+    code, text = _ran(place, ["-x", "-m", chosen, *tests]) if tests else (0, "")
     if code is None:
         return f"they do not end within {LIMIT_S:g} s"
     if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None
     failed = [line.split(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0] if failed else f"exit code {code}: {text.strip()[-200:]}"
+
+
+def _ran(place: Path, words: Sequence[str], *plugins: object) -> tuple[int | None, str]:
+    """pytest on the copy's code, in a fork: its exit code (None: it was ended after `LIMIT_S`) and what it said."""
+    with tempfile.TemporaryDirectory(prefix="m-") as name:
+        said = Path(name) / "said"
+        if (process := os.fork()) == 0:
+            _test(place, words, said, plugins)
+        try:
+            code = _exit_code(process)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+        return code, said.read_text(encoding="utf-8", errors="replace")
+
+
+class Entering:
+    """A plugin of pytest: notes which functions of the copy each test enters, and writes them to a file."""
+
+    def __init__(self, place: Path, out: Path) -> None:
+        self._root, self._out, self._found = f"{place}/", out, dict[str, set[str]]()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Notes what runs from the test's set-up to its tear-down, in every thread."""
+        codes = set[CodeType]()
+
+        def note(frame: FrameType, event: str, _arg: object) -> None:
+            if event == "call":
+                codes.add(frame.f_code)
+
+        threading.setprofile(note)
+        sys.setprofile(note)
+        yield
+        sys.setprofile(None)
+        threading.setprofile(None)
+        for code in codes:
+            if code.co_filename.startswith(f"{self._root}squelch/"):
+                function = f"{code.co_filename.removeprefix(self._root)} {code.co_name}"
+                self._found.setdefault(function, set()).add(item.nodeid.partition("[")[0])
+
+    def pytest_sessionfinish(self) -> None:
+        """Writes the tests of each function."""
+        self._out.write_text(json.dumps({function: sorted(tests) for function, tests in self._found.items()}))
+
+
+def entered(place: Path, room: str, out: Path) -> dict[str, list[str]]:
+    """The room's fast tests that enter a function, by `FILE FUNCTION`; what `out` lacks is found in the copy."""
+    known = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    files = {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest()[:12] for name in _files_in(ROOMS[room][1:])}
+    if new := [name for name, digest in files.items() if known.get(name, {}).get("digest") != digest]:
+        known |= {name: {"digest": files[name], "tests": {}} for name in new}
+        with tempfile.TemporaryDirectory(prefix="e-") as folder:
+            part = Path(folder) / "part.json"
+            code, said = _ran(place, ["-m", FAST, *new], Entering(place, part))
+            if not part.is_file():
+                raise RuntimeError(f"the tests of {room} end with exit code {code}: {said.strip()[-2000:]}")
+            for function, tests in json.loads(part.read_text(encoding="utf-8")).items():
+                for test in tests:
+                    known[test.partition("::")[0]]["tests"].setdefault(function, []).append(test)
+        out.write_text(json.dumps(known), encoding="utf-8")
+    found = dict[str, list[str]]()
+    for name in files:
+        for function, tests in known[name]["tests"].items():
+            found.setdefault(function, []).extend(tests)
+    return found
+
+
+def _files_in(places: Sequence[str]) -> list[str]:
+    """The files of tests that are these, or in these folders."""
+    files, own = sorted((ROOT / "tests").rglob("test_*.py")), {ROOT / place for place in places}
+    return [path.relative_to(ROOT).as_posix() for path in files if not own.isdisjoint([path, *path.parents])]
 
 
 def _exit_code(process: int) -> int | None:
@@ -241,7 +309,7 @@ def _exit_code(process: int) -> int | None:
         time.sleep(0.05)
 
 
-def _test(place: Path, words: Sequence[str], said: Path) -> None:
+def _test(place: Path, words: Sequence[str], said: Path, plugins: Sequence[object]) -> None:
     """In the child: runs the tests on the copy's code, writes to `said`, and ends the process."""
     code = 70
     try:
@@ -251,31 +319,51 @@ def _test(place: Path, words: Sequence[str], said: Path) -> None:
             os.dup2(sys.stdout.fileno(), number)
         os.chdir(place)
         os.environ |= {"PYTHONPATH": str(place), "TMPDIR": str(said.parent)}
-        tempfile.tempdir = None
+        tempfile.tempdir, sys.dont_write_bytecode = None, False
         sys.path[:] = [str(place), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         for name in [name for name in sys.modules if name.partition(".")[0] in ("squelch", "tests")]:
             del sys.modules[name]
-        code = int(pytest.main([*PYTEST, *words]))
+        code = int(pytest.main([*PYTEST, *words], plugins=plugins))
         sys.stdout.flush()
     finally:
         os._exit(code)
 
 
-def tried(place: Path, room: str, change: Change) -> str | None:
-    """Writes the mutant into the copy, runs its tests, and takes it back; the test that notices it.
+def tried(place: Path, room: str, change: Change, entering: Sequence[str] = (), *, slow: bool = True) -> str | None:
+    """Writes the mutant into the copy, runs its tests, and takes it back; the test that notices it. `entering`: the
+    fast tests that enter its function.
 
     Raises RuntimeError if that test fails without the change too."""
     text, target = (ROOT / change.file).read_text(encoding="utf-8"), place / change.file
-    _written(target, changed(text, change))
-    try:
-        stages = product((FAST, SLOW), files_for(room, change.file))
-        found = next(filter(None, (noticed_by(place, tests, chosen) for chosen, tests in stages)), None)
-    finally:
-        _written(target, text)
-    test = (found or "").partition(" ")[2] if (found or "").startswith(("FAILED ", "ERROR ")) else ""
-    if test and noticed_by(place, [test]) == found:
-        raise RuntimeError(f"fails in the copy without a change: {found}")
-    return found
+    for chosen, tests in _stages(files_for(room, change.file), entering, slow=slow):
+        _written(target, changed(text, change))
+        try:
+            found = noticed_by(place, tests, chosen)
+        finally:
+            _written(target, text)
+        if found is None:
+            continue
+        test = [found.partition(" ")[2]] if found.startswith(("FAILED ", "ERROR ")) else tests[:1]
+        if noticed_by(place, test, chosen) == found:
+            raise RuntimeError(f"fails in the copy without a change: {found}")
+        return found
+    return None
+
+
+def _stages(
+    files: tuple[list[str], list[str], list[str]], entering: Sequence[str], *, slow: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Which tests run one after another, each as the expression that chooses them and their files or names."""
+    if entering:
+        first = sorted(entering, key=lambda test: test.partition("::")[0] not in files[0])
+        yield FAST, first
+        rest = [*dict.fromkeys([*files[0], *(test.partition("::")[0] for test in first)])]
+        yield FAST, [*rest, *(f"--deselect={test}" for test in first)]
+    else:
+        yield from ((FAST, some) for some in files[:2])
+    if slow:
+        yield FAST, files[2]
+        yield from ((SLOW, some) for some in files)
 
 
 def _written(target: Path, text: str) -> None:
@@ -296,7 +384,7 @@ def key_of(change: Change) -> str:
     return f"{digest} {change.start} {change.says}"
 
 
-def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> tuple[int, list[str]]:
+def run(rooms: Sequence[str], each: int, seed: int, out: Path, *, slow: bool = True) -> tuple[int, list[str]]:
     """Tries the mutants of the rooms; how many there are, and the survivors, in words."""
     found, survivors, count = known(out), list[str](), 0
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -309,10 +397,12 @@ def run(rooms: Sequence[str], each: int, seed: int, out: Path) -> tuple[int, lis
             if (ROOT / cache).exists():
                 (place / cache).symlink_to(ROOT / cache)
         for room in rooms:
+            tests = entered(place, room, out.with_name("entered.json"))
             for change in drawn(room, each, seed):
                 key = key_of(change)
                 if found.get(key) is None:
-                    found[key] = tried(place, room, change)
+                    entering = tests.get(f"{change.file} {change.function}", ())
+                    found[key] = tried(place, room, change, entering, slow=slow)
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps({"room": room, "key": key, "noticed": found[key]}) + "\n")
                 said = change.where
@@ -329,6 +419,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--each", type=int, default=20, metavar="N", help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws other mutants")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="the file that keeps what was found")
+    parser.add_argument("--fast", action="store_true", help="only the room's fast tests: others may notice a survivor")
     parser.add_argument("--list", action="store_true", help="print the mutants and try none")
     chosen = parser.parse_args(argv)
     if unknown := [room for room in chosen.rooms if room not in ROOMS]:
@@ -339,7 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for change in drawn(room, chosen.each, chosen.seed):
                 print(f"{room} {change.where}")
         return 0
-    count, survivors = run(rooms, chosen.each, chosen.seed, chosen.out)
+    count, survivors = run(rooms, chosen.each, chosen.seed, chosen.out, slow=not chosen.fast)
     print(f"{len(survivors)} of {count} mutants survive", *survivors, sep="\n")
     return int(bool(survivors))
 

@@ -59,9 +59,15 @@ def test_a_mutant_is_tried_until_it_is_noticed_and_again_after_its_file_has_chan
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     tried, out, answers = [], tmp_path / "out.jsonl", iter(["FAILED a", None, "FAILED b", None, "FAILED c"])
+
+    def noticed(place: Path, room: str, change: Change, *_, **__) -> str | None:
+        tried.append(change.says)
+        return next(answers, None)
+
     monkeypatch.setattr(mutants, "copied", lambda place: None)
     monkeypatch.setattr(mutants, "IMPORTED", ())
-    monkeypatch.setattr(mutants, "tried", lambda place, room, change: tried.append(change.says) or next(answers, None))
+    monkeypatch.setattr(mutants, "entered", lambda place, room, out: {})
+    monkeypatch.setattr(mutants, "tried", noticed)
     count, (survivor,) = mutants.run(["filter"], 3, 0, out)
     assert count == len(tried) == 3
     assert mutants.main(["filter", "--each", "3", "--out", str(out)]) == 1 and len(tried) == 4
@@ -116,6 +122,47 @@ def test_a_test_that_fails_without_the_mutant_too_is_said(copy: Path) -> None:
     (copy / "tests" / "test_one.py").write_text("def test_bad(): assert False\n")
     with pytest.raises(RuntimeError, match=r"without a change: FAILED tests/test_one.py::test_bad"):
         tried(copy, "room", ONE)
+
+
+def test_what_fails_before_any_test_runs_and_without_the_mutant_too_is_said(copy: Path) -> None:
+    (copy / "tests" / "conftest.py").write_text("raise EOFError('cut off')\n")
+    with pytest.raises(RuntimeError, match=r"without a change: exit code 4(?s:.*)cut off"):
+        tried(copy, "room", ONE)
+
+
+def test_the_tests_that_enter_a_function_are_found_once_and_run_first(copy: Path, tmp_path: Path, monkeypatch) -> None:
+    text = """import pytest, threading
+from squelch.one import one
+
+@pytest.fixture(params=[1, 2])
+def made(request): return one()
+
+def test_made(made): pass
+
+def test_none(): pass
+
+def test_thread():
+    (thread := threading.Thread(target=one)).start()
+    thread.join()
+"""
+    for place in (copy, mutants.ROOT):
+        (place / "tests" / "room").mkdir()
+        (place / "tests" / "room" / "test_two.py").write_text(text)
+    names = ["room/test_two.py::test_made", "room/test_two.py::test_thread", "test_one.py::test_one"]
+    found = {"squelch/one.py one": [f"tests/{name}" for name in names]}
+    out, ran = tmp_path / "entered.json", list[list[str]]()
+    assert mutants.entered(copy, "room", out) == found
+    monkeypatch.setattr(mutants, "_test", lambda *_: mutants.os._exit(1))
+    assert mutants.entered(copy, "room", out) == found, "read from the file"
+    monkeypatch.setattr(mutants, "noticed_by", lambda place, tests, chosen: ran.append(tests))
+    assert tried(copy, "room", ONE, found["squelch/one.py one"], slow=False) is None
+    first = ["tests/test_one.py::test_one", *found["squelch/one.py one"][:2]]
+    assert ran == [first, ["tests/test_one.py", "tests/room/test_two.py", *(f"--deselect={name}" for name in first)]]
+    ran.clear()
+    assert tried(copy, "room", ONE, slow=False) is None
+    assert ran == [["tests/test_one.py"], ["tests/room/test_two.py"]]
+    (mutants.ROOT / "tests" / "room" / "test_two.py").unlink()
+    assert mutants.entered(copy, "room", out) == {"squelch/one.py one": ["tests/test_one.py::test_one"]}
 
 
 def test_what_is_said_to_change_nothing_is_a_mutant_that_there_is() -> None:

@@ -38,7 +38,7 @@ TESTED_IN = {
     "envs/agent/test_agent": "squelch/envs/agent: command ending environment_variables host kept result untrained",
     "envs/own_process/test_own_process": "squelch/envs/own_process: child",
     "envs/sandbox/test_hostile": "squelch/envs/sandbox: seccomp",
-    "envs/sandbox/test_pool": "squelch/envs/sandbox: harness launcher",
+    "envs/sandbox/test_pool": "squelch/envs/sandbox: harness",
     "envs/test_base": "squelch/envs: options",
     "envs/test_meta_math_qa": "squelch/envs/meta_math_qa: comparison",
     "envs/test_web_shop": "squelch/envs/web_shop: environment pages",

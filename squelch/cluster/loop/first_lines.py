@@ -44,7 +44,7 @@ def _short(folder: Path) -> Path:
 
 def _count(number: int) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # three digits of less would be 1000 of the smaller unit
             return f"{number / size:.3g} {unit}"
     return str(number)
 

@@ -33,15 +33,14 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
     A batch of at least `ENOUGH_TOKENS` also ends before a row of which more than 25% would be padding.
     """
     batches: list[list[int]] = []
-    longest = 0
-    for index in np.argsort(-np.asarray(lengths), kind="stable"):
-        rows = len(batches[-1]) if batches else 0
-        within = (rows + 1) * longest <= budget
-        similar = rows * longest < ENOUGH_TOKENS or lengths[index] >= MAX_SHRINK * longest
-        if not (rows and within and similar):
-            batches.append([])
-            longest = int(lengths[index])
-        batches[-1].append(int(index))
+    for index in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        if batches:
+            rows, longest = len(batches[-1]), lengths[batches[-1][0]]
+            similar = rows * longest < ENOUGH_TOKENS or lengths[index] >= MAX_SHRINK * longest
+            if similar and (rows + 1) * longest <= budget:
+                batches[-1].append(index)
+                continue
+        batches.append([index])
     return [np.array(batch, dtype=np.int64) for batch in batches]
 
 

@@ -117,8 +117,8 @@ def _prompts(groups: Groups) -> dict[str, _Prompt]:
 def _most_common(prompts: Sequence[_Prompt]) -> _Prompt:
     """The prompt that most of the prompts equal; the first such."""
     keys = [content_key(*prompt) for prompt in prompts]
-    counts = Counter(keys)
-    return prompts[max(range(len(keys)), key=lambda k: (counts[keys[k]], -k))]
+    (most, _), *_ = Counter(keys).most_common(1)  # of equally common ones the first
+    return prompts[keys.index(most)]
 
 
 def _reasoning(trajectory: Trajectory, prompt: _Prompt, version: int, room: int) -> np.ndarray | str:

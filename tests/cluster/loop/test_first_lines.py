@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from squelch.cluster.config import load
-from squelch.cluster.loop.first_lines import opening_lines
+from squelch.cluster.loop.first_lines import _count, opening_lines
 
 
 def test_the_first_lines_say_what_a_newcomer_asks(tiny_policy: Path, monkeypatch) -> None:
@@ -39,3 +39,16 @@ def test_a_filter_of_one_term_says_what_it_keeps_and_what_the_other_groups_are_s
     assert said("filter.target=task", "filter.keep=smallest").endswith(
         f"{kept}, target task: the other groups are spared the policy term alone"
     )
+
+
+def test_a_number_of_parameters_has_three_digits_and_the_largest_unit_that_it_reaches() -> None:
+    said = {
+        999: "999",
+        1000: "1 k",
+        999_499: "999 k",
+        999_600: "1 M",
+        10**6: "1 M",
+        10**9: "1 B",
+        7_615_616_512: "7.62 B",
+    }
+    assert {number: _count(number) for number in said} == said

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from squelch.envs.sandbox import Limits, Pool, Question
-from squelch.envs.sandbox.cgroup import MemoryGroups
+from squelch.envs.sandbox import Limits, Pool, Question, cgroup
+from squelch.envs.sandbox.cgroup import PREFIX, MemoryGroups
 
 
 @pytest.fixture
@@ -61,3 +62,21 @@ def test_groups_are_removed_with_their_pool(pool: Pool, groups: MemoryGroups) ->
     made = list(mine._groups._made)
     mine.close()
     assert made and not any(Path(group).exists() for group in made)
+
+
+def test_groups_of_processes_that_are_gone_are_removed_at_the_start(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(cgroup, "own_group", lambda: (tmp_path, "memory.max", ""))
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    stale, living = tmp_path / f"{PREFIX}-{gone.pid}-0", tmp_path / f"{PREFIX}-{os.getppid()}-0"
+    stale.mkdir()
+    living.mkdir()
+    made = MemoryGroups()
+    assert living.exists() and not stale.exists()
+    assert not made.available and "memory.max is missing" in made.reason, "a folder is no control group"
+
+
+def test_without_control_groups_a_process_enters_none_and_the_reason_is_there(monkeypatch) -> None:
+    monkeypatch.setattr(cgroup, "own_group", lambda: (None, "", "none is mounted"))
+    made = MemoryGroups()
+    assert (made.available, made.reason, made.acquire(os.getpid(), 2**27)) == (False, "none is mounted", None)

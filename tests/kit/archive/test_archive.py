@@ -199,7 +199,7 @@ except ArchiveError as error:
     print("part", error)
 """
     run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-B", "-c", code, str(tmp_path)],  # without -B, modules cut off where the disk is full
         preexec_fn=_limit_file_size,
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 """A local store holds whole files only, and lists no others."""
 
 import errno
+import io
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.kit.archive import store as store_module
-from squelch.kit.archive.store import MAX_DEPTH, LocalStore, Stat
+from squelch.kit.archive.store import MAX_DEPTH, LocalStore, RangeReader, Stat
 from squelch.kit.base import disk
 from squelch.kit.base.disk import whole_file, write_whole
 from squelch.kit.untrusted.files import Unreadable
@@ -112,3 +113,22 @@ def test_a_folder_of_too_many_files_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(store_module, "MAX_LISTED", 5)
     with pytest.raises(Unreadable, match="holds more than 5 files; give the folder of one run"):
         store.list()
+
+
+class Ranges(RangeReader):
+    """A file whose bytes come at most two at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data))
+        self._data = data
+
+    def _read_at(self, position: int, length: int) -> bytes:
+        assert 0 <= position < position + length <= len(self._data)
+        return self._data[position : position + min(length, 2)]
+
+
+def test_ranges_are_read_from_the_beginning_on_and_from_wherever_they_are_sought() -> None:
+    assert io.BufferedReader(Ranges(b"01234")).read() == b"01234"
+    file = Ranges(b"01234")
+    assert [file.read(1), file.tell(), file.read(3), file.tell()] == [b"0", 1, b"12", 3]
+    assert [file.seek(-1, io.SEEK_CUR), file.seek(-2, io.SEEK_END), file.read(), file.seek(-9)] == [2, 3, b"34", 0]

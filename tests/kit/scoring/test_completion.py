@@ -1,6 +1,6 @@
 """What is said of completions that are not divided: dependence by position, near prompts, repeats, one text."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,11 @@ def test_new_tokens_are_those_outside_of_every_repeated_piece(said: list[int], p
     }
     found = new_tokens(np.array(said), np.array(prompt, int))
     assert [k for k in range(len(said)) if not found[k]] == sorted(covered)
+
+
+def test_pieces_of_different_ids_are_different_up_to_the_largest_ids() -> None:
+    pieces = [np.array(ids) for ids in product((0, 1, 2**20, 2**21 - 1), repeat=PIECE)]
+    assert all(new_tokens(said, prompt).all() for said, prompt in permutations(pieces, 2))
 
 
 def test_the_nearest_prompts_are_those_with_the_fewest_changes() -> None:

@@ -111,11 +111,13 @@ def test_a_reasoning_is_scored_under_its_own_prompt_or_left_out() -> None:
     groups = {name: sorted(group, key=lambda t: t.index) for name, group in window().items()}
     name = sorted(groups)[0]
     whole = draw_probe(groups, 0, 100)
-    other = groups[name][0].token_ids
-    other[1] = 99  # the first trajectory of the task was shown another prompt than its three others
+    groups[name][0].token_ids[1] = 99  # the first trajectory was shown another prompt than the three others
     found = draw_probe(groups, 0, 100)
     assert [x.tolist() for x in found.prompts] == [x.tolist() for x in whole.prompts]
     assert found.excluded["other_prompt"] == 1 and len(found.reasonings) == len(whole.reasonings) - 1
+    groups[name][1].token_ids[1] = 99
+    found = draw_probe(groups, 0, 100)
+    assert found.excluded["other_prompt"] == 2 and [x[1] for x in found.prompts if 99 in x] == [99], "the first of two"
 
 
 def test_a_reasoning_that_the_policy_opened_itself_is_scored_behind_its_opening_for_every_task() -> None:

@@ -52,13 +52,13 @@ PATIENT_S, SAY_EVERY_S = 5.0, 30.0
 
 @dataclass(frozen=True)
 class Note:
-    """One upload: its span (Unix seconds), what was sent, and the reason why it failed, else empty."""
+    """One upload: its span (Unix seconds), what was sent, and the reason why it failed, else None."""
 
     started: float
     ended: float
-    files: int = 0
-    bytes: int = 0
-    cause: str | None = None
+    files: int
+    bytes: int
+    cause: str | None
 
 
 @dataclass
