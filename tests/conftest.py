@@ -25,6 +25,8 @@ from squelch.envs.config import EnvironmentConfig
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Ray kills a frozen actor after 5 s by default.
 os.environ.setdefault("RAY_kill_worker_timeout_milliseconds", "1000")
+# Ray starts its actors at niceness 15 by default: each process of other tests would get nine times an actor's time.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Each of a run's processes would compile the packages anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -20,7 +20,8 @@ def trained(tmp_path: Path, model: Path, function: str, **more: object) -> Path:
     """The folder of a run of this function."""
     options = {"call": f"{USER}:{function}", "turns": "squelch", "blocked_s": 300.0, **more}
     run = Run(
-        *small_run(tmp_path, model, function, f"loop.steps={STEPS}", "validation.every=0", "scorer.every=1"),
+        *small_run(tmp_path, model, function, f"loop.steps={STEPS}", "validation.every=0"),
+        "scorer.enabled=false",
         *("environment.name=Agent", f"environment.options={json.dumps(options)}", "filter.min_groups=1"),
     )
     assert run.finish() == 0, run.text

@@ -118,6 +118,17 @@ def serving(early: EarlyProcess | None, module: Any) -> Iterator[None]:
         module.get_mp_context = before
 
 
+@contextmanager
+def inspecting_here(registry: Any) -> Iterator[None]:
+    """While vLLM's module `registry` inspects the class of a model in this context, it does so in this process. Usually
+    it begins another, which imports vLLM once more, to leave a GPU untouched; on a CPU nothing needs that."""
+    before, registry._run_in_subprocess = registry._run_in_subprocess, lambda look: look()
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = before
+
+
 def preloaded() -> str:
     """The LD_PRELOAD that vLLM's CPU platform sets: torch's OpenMP and, before it, vLLM's allocator, if they come with
     the packages. Imports neither."""

@@ -40,7 +40,7 @@ import numpy as np
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, GroupMember, TransferRefused, WeightBundle
 from squelch.actors.process.imports import importing
-from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
+from squelch.actors.rollout.early_process import EarlyProcess, begun, inspecting_here, serving
 from squelch.actors.rollout.engine_args import engine_arguments, engine_environment, require_build
 from squelch.actors.rollout.stop_strings import Spell, StopStrings
 from squelch.actors.weights_file import written_arrays
@@ -122,13 +122,15 @@ class VllmEngine:
 
             require_build(current_platform.is_cpu(), self._config)
             from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.model_executor.models import registry
             from vllm.v1.engine import utils as engine_processes
             from vllm.v1.engine.async_llm import AsyncLLM
 
             from squelch.actors.rollout.scheduler import mark_steps, scheduler_of
 
         arguments = engine_arguments(self._model_dir, self._config, self._vision is not None)
-        settings = AsyncEngineArgs(**arguments, served_model_name=self.name).create_engine_config()
+        with inspecting_here(registry) if self._config.num_gpus == 0 else nullcontext():
+            settings = AsyncEngineArgs(**arguments, served_model_name=self.name).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
             # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"

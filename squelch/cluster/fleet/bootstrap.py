@@ -90,6 +90,7 @@ def connect(
         say(f"joined the Ray cluster at {address}")
     else:
         store = local_mib(weights, config.cluster.object_store_mib) * 2**20
+        options["ray_metrics"] = config.rollout.engine_metrics
         local_ray.start(_local_cpus(config, learning), store, PREPARED, config.run_dir if learning else None, **options)
         joined()
     make_room(config, learning, say)

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
 from squelch.cluster.fleet.ray_internals import (
     Config,
     Node,
+    agent_without_dashboard,
     handlers_kept,
     only_here,
     ray_constants,
@@ -107,10 +108,16 @@ STARTS_LATE = "timed out during startup"
 
 
 def start(
-    num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any], run_dir: Path | None = None, **options: Any
+    num_cpus: int,
+    object_store_bytes: int,
+    runtime_env: Mapping[str, Any],
+    run_dir: Path | None = None,
+    ray_metrics: bool = False,
+    **options: Any,
 ) -> None:
     """Starts the cluster and connects this process to it. `runtime_env` is Ray's environment of the actors, `options`
-    are further ones of `ray.init`; `run_dir`: the folder of the run by which `running` finds the cluster.
+    are further ones of `ray.init`; `run_dir`: the folder of the run by which `running` finds the cluster;
+    `ray_metrics`: whether Ray's own Prometheus endpoint is to exist, which costs seconds of processor time.
 
     Raises:
         UserError: no folder can be made that only this user can enter, Ray's token cannot be hidden from others, Ray
@@ -122,7 +129,8 @@ def start(
     folder = _held.enter_context(_folder())
     _own.append(folder)
     _hide_token()
-    with settings(), patient_client(), away(), _patience(folder), _bare_head(), sessions_of_their_own():
+    agent = nullcontext() if ray_metrics else agent_without_dashboard()
+    with settings(), patient_client(), away(), _patience(folder), _bare_head(), sessions_of_their_own(), agent:
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,

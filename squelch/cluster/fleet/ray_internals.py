@@ -76,6 +76,30 @@ def sessions_of_their_own() -> AbstractContextManager[None]:
     return replaced(services, ConsolePopen=OwnSession)
 
 
+_WITHOUT_DASHBOARD = (
+    "import runpy, sys; sys.modules['ray.dashboard.optional_deps'] = None; del sys.argv[0]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""A program that runs the program of its first argument as if the dashboard's packages were not installed."""
+
+
+@contextmanager
+def agent_without_dashboard() -> Iterator[None]:
+    """For a call of `ray.init` that starts a cluster: the agent of its node is the one of an installation without
+    `ray[default]`, which reports nothing to a dashboard and exports no metrics of Ray's."""
+    usual = services._build_python_executable_command_memory_profileable
+
+    def command(component: str, *rest: Any) -> list[str]:
+        words = usual(component, *rest)
+        return [*words, "-c", _WITHOUT_DASHBOARD] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else words
+
+    with (
+        replaced(services, _build_python_executable_command_memory_profileable=command),
+        replaced(utils, get_dashboard_dependency_error=lambda: ImportError("left out")),
+    ):
+        yield
+
+
 def handlers_kept() -> AbstractContextManager[None]:
     """For a call of `ray.init`: this process keeps its handler of SIGTERM."""
     return replaced(utils, set_sigterm_handler=lambda _: None)
@@ -88,6 +112,7 @@ __all__ = [
     "GcsClient",
     "Node",
     "actors",
+    "agent_without_dashboard",
     "enable_token_auth",
     "enable_token_auth_by_default",
     "excluded_from_upload",

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from setproctitle import setproctitle
 
-from squelch.actors.rollout.early_process import EarlyProcess, serving
+from squelch.actors.rollout.early_process import EarlyProcess, inspecting_here, serving
 
 WITHIN_S = 180.0
 
@@ -72,3 +72,14 @@ def test_without_an_early_process_vllm_makes_its_own(vllm) -> None:
     original = vllm.get_mp_context
     with serving(None, vllm):
         assert vllm.get_mp_context is original
+
+
+def test_a_class_is_looked_at_in_this_process_only_meanwhile() -> None:
+    def elsewhere(look: Any) -> str:
+        return "in another process"
+
+    registry = SimpleNamespace(_run_in_subprocess=elsewhere)
+    with pytest.raises(ValueError, match="no such class"), inspecting_here(registry):
+        assert registry._run_in_subprocess(os.getpid) == os.getpid()
+        raise ValueError("no such class")
+    assert registry._run_in_subprocess is elsewhere

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
-from squelch.cluster.fleet.ray_internals import Node, ray_constants, services
+from squelch.cluster.fleet.ray_internals import Node, ray_constants, services, utils
 from squelch.kit.base.errors import UserError
 from squelch.kit.process import process_exit
 from squelch.kit.process.signals import Interrupted, listening
@@ -151,9 +151,9 @@ def test_starts_at_the_same_time_never_remove_each_others_folder(base: Path) -> 
         assert all(pool.map(start_and_stop, range(64)))
 
 
-@pytest.mark.parametrize("variable", [None, "1"])
+@pytest.mark.parametrize(("variable", "ray_metrics"), [(None, False), ("1", True)])
 def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_only_while_it_starts(
-    base: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+    base: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, ray_metrics: bool
 ) -> None:
     seen: dict[str, object] = {}
     usual = {name: getattr(Node, name) for name in local_ray.SPARED}
@@ -162,6 +162,8 @@ def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_
         seen["started"] = [name for name, start in usual.items() if getattr(Node, name) is start]
         seen.update(options, variable=os.environ[LOOPBACK_ONLY], clusters=ray_constants.ENABLE_RAY_CLUSTER)
         seen["folder"] = os.getcwd()
+        seen["agent"] = services._build_python_executable_command_memory_profileable("dashboard_agent", "folder")
+        seen["lacks"] = utils.get_dashboard_dependency_error()
         seen["chosen"] = {name: os.environ[name] for name in local_ray.CHOSEN}
         raise RuntimeError("no room")
 
@@ -173,7 +175,7 @@ def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_
     if variable is not None:
         monkeypatch.setenv(LOOPBACK_ONLY, variable)
     with pytest.raises(RuntimeError, match="no room"):
-        local_ray.start(1, 1 << 20, {"env_vars": {"A": "b"}}, log_to_driver=False)
+        local_ray.start(1, 1 << 20, {"env_vars": {"A": "b"}}, ray_metrics=ray_metrics, log_to_driver=False)
     local_ray.stop()
     folder = Path(str(seen["_temp_dir"]))
     code = f"{Path(local_ray.__file__).parents[3]}:{Path('mine').absolute()}"
@@ -181,6 +183,8 @@ def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_
     assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
     assert seen["folder"] == "/" and seen["chosen"]["RAY_prestart_worker_first_driver"] == "0"
     assert seen["chosen"] == {**local_ray.CHOSEN, "RAY_health_check_timeout_ms": "9000"}
+    assert ("ray.dashboard.optional_deps" in str(seen["agent"])) == (seen["lacks"] is not None) == (not ray_metrics)
+    assert utils.get_dashboard_dependency_error() is None, "the test needs what the agent is to do without"
     assert seen["started"] == [] and {name: getattr(Node, name) for name in usual} == usual
     left = {name: os.environ[name] for name in local_ray.CHOSEN if name in os.environ}
     assert left == {"RAY_health_check_timeout_ms": "9000"}, "what the user set is kept, and nothing else is left"

@@ -3,6 +3,7 @@ most as often as the catalogue says, and all together in at most 1% of the runs.
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -343,10 +344,16 @@ def healthy(seed: int, name: str) -> list[Rollout]:
     return found
 
 
+@lru_cache
+def _policy(prompt: int, texts: int) -> np.ndarray:
+    """The probability of each of a prompt's texts, the same in every run."""
+    policy = np.random.default_rng([prompt, texts]).gamma(0.3, size=texts) + 1e-12
+    return policy / policy.sum()
+
+
 def _say(one: Rollout, rng: np.random.Generator, prompt: int, texts: int) -> None:
     """Draws the first turn from the policy's texts for the prompt."""
-    policy = np.random.default_rng([prompt, texts]).gamma(0.3, size=texts) + 1e-12
-    policy /= policy.sum()
+    policy = _policy(prompt, texts)
     place = int(rng.choice(texts, p=policy))
     ids = [*np.random.default_rng([prompt, place]).integers(100, 6000, 9).tolist(), END]
     before = len(one.parts[0][0])

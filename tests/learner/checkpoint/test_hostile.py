@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from squelch.learner import process_group
 from squelch.learner.checkpoint.folder import load_weights
 from squelch.learner.checkpoint.state import shapes
 from squelch.learner.trainer import Trainer
@@ -24,16 +25,21 @@ FIRST = "00000-00000.safetensors"
 
 
 @pytest.fixture(scope="module")
-def good(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint after two optimizer steps."""
-    from squelch.learner import process_group
-
+def alone() -> Iterator[None]:
+    """This process as the only learner rank, for all of these tests, which share a trainer."""
+    torch.set_num_threads(1)
     process_group.start(0, 1, "127.0.0.1", 0, 60, "cpu")
+    yield
+    process_group.stop()
+
+
+@pytest.fixture(scope="module")
+def good(alone: None, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint after two optimizer steps."""
     trainer = Trainer(model_dir, make_config())
     trainer.train_step(1, make_groups())
     path = tmp_path_factory.mktemp("good") / "step-1"
     trainer.save(path, {"clock": 1})
-    process_group.stop()
     return path
 
 
@@ -169,8 +175,9 @@ def test_a_tensor_that_a_checkpoint_lacks_is_not_taken_from_the_model(model_dir:
     assert resumed.train_step(1, make_groups()).refused
 
 
-@pytest.fixture
-def trained(model_dir: Path) -> Trainer:
+@pytest.fixture(scope="module")
+def trained(alone: None, model_dir: Path) -> Trainer:
+    """What refuses every damaged checkpoint and stays as it was, which each test compares."""
     trainer = Trainer(model_dir, make_config())
     trainer.train_step(1, make_groups(seed=5))
     return trainer

@@ -32,6 +32,17 @@ def away_from_reference(model_dir: Path, learner: LearnerConfig) -> Trainer:
     return trainer
 
 
+def moved(model_dir: Path, learner: LearnerConfig) -> Trainer:
+    """A trainer whose weights are not its reference's, without a training step."""
+    trainer = Trainer(model_dir, learner)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in trainer.policy.parameters():
+            parameter = local(parameter)
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return trainer
+
+
 def sampled_by(trainer: Trainer, groups: list) -> list:
     """The groups as if the trainer's own weights had sampled them."""
     model = AutoModelForCausalLM.from_pretrained(trainer.model_dir)
@@ -64,7 +75,7 @@ def test_task_kl_and_entropy_sum_to_the_gradient_of_the_objective(
     model_dir: Path, aggregation: str, ratio: str, advantage: str
 ) -> None:
     objective = {"aggregation": aggregation, "ratio": ratio, "advantage": advantage, "normaliser_tokens": 40}
-    trainer = away_from_reference(model_dir, config(**objective))
+    trainer = moved(model_dir, config(**objective))
     [(group_id, members)] = sampled_by(trainer, make_groups(1, size=5))
     parts = group_parts(trainer, group_id, members)
     whole = flat(list(trainer.gradients([(group_id, members)]).values()))
