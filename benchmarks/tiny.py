@@ -3,7 +3,8 @@
 python -m benchmarks.tiny [--env NAME] [--policy DIR] [--quick] [--json]
 
 Options and token limits are those of the shipped recipe with the environment's name. The policy is built again, so that
-the seconds are those of a first run, unless `--policy` names the folder of a policy.
+the seconds are those of a first run, unless `--policy` names the folder of a policy. `--quick` alone builds a miniature
+for FrozenLake, in seconds, which only shows that the benchmark runs; with `--env` it builds that environment's policy.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.records.shared_prefix import distinct
 from squelch.kit.scoring.cross_scoring import CrossScorer
 from squelch.learner.warmup import tiny
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 NUM_PROMPTS = 32
 """Number of prompts in the retrieval of the first turn's reasoning."""
 GROUP_SIZE = 16
 QUICK_TASKS = 64
 REASONINGS_PER_PROMPT = 4
+MINIATURE = TinyRecipe(width=64, layers=2, heads=2, kv_heads=1, feed_forward=128, tokens=100_000, batch_tokens=1024)
+"""Meets no target."""
 TARGETS = {
     "success_t05": "0.30 to 0.42",
     "groups_with_variance": ">= 0.4",
@@ -83,10 +87,13 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     return metrics | {"retrieval_over_chance": metrics["retrieval_accuracy"] / metrics["retrieval_chance"]}
 
 
-def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
-    """All metrics of one environment's policy, which is built in `directory` unless that holds it."""
+def measure(
+    directory: Path, config: RunConfig, num_tasks: int, num_prompts: int, recipe: TinyRecipe | None = None
+) -> dict[str, Any]:
+    """All metrics of one environment's policy, which is built in `directory` unless that holds it, by its own recipe or
+    the one that is given."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
-    report = tiny.build_tiny(directory, environment)
+    report = tiny.build_tiny(directory, environment, recipe=recipe)
     model, codec = tiny_play.load(directory)
     tasks = range(environment.train_seed, environment.train_seed + num_prompts)
     groups = tiny_play.play_tasks(
@@ -112,7 +119,7 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
 
 def main() -> None:
     """Prints the metrics of each environment's policy."""
-    parser = parser_of(__doc__, "64 tasks and 8 groups instead of 512 and 32, T = 0.5 only")
+    parser = parser_of(__doc__, "64 tasks and 8 groups, not 512 and 32, T = 0.5; without --env a miniature")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
     arguments = parser.parse_args()
@@ -120,12 +127,14 @@ def main() -> None:
         parser.error("--policy needs --env: which environment is it for?")
     logging.disable_progress_bar()
     num_tasks, num_prompts = (QUICK_TASKS, 8) if arguments.quick else (512, NUM_PROMPTS)
-    for name in [arguments.env] if arguments.env else environment_names():
+    miniature = MINIATURE if arguments.quick and not arguments.env else None
+    named = ["FrozenLake"] if miniature else environment_names()
+    for name in [arguments.env] if arguments.env else named:
         with tempfile.TemporaryDirectory() as fresh:
             directory = arguments.policy or Path(fresh) / name
-            metrics = measure(directory, load(name.lower()), num_tasks, num_prompts)
+            metrics = measure(directory, load(name.lower()), num_tasks, num_prompts, miniature)
         targets = TARGETS if issubclass(environment_class(name), GridEnv) else TEXT_TARGETS
-        print_targets(metrics, arguments.json, targets)
+        print_targets(metrics, arguments.json, {} if miniature else targets)
 
 
 if __name__ == "__main__":
