@@ -36,6 +36,7 @@ FILES = ("model.path", "environment.options.data", VALIDATION)
 LEFT_OUT = ("name", "recorder.", VALIDATION)
 """Settings for which the trainer's defaults do not count: whoever leaves them out has not asked for them."""
 GIVEN = "as given"
+HEADS = {"unknown": "unknown, and left to Squelch's defaults", "chosen": "chosen"}
 STEP_TIMEOUT_S = 75.0
 """Above `environment.options.timeout_s` of the environment Prompts."""
 
@@ -123,7 +124,8 @@ class Imported:
         write_whole(out, self.recipe())
         written = " and ".join(map(str, (out, *beside)))
         plan = f"squelch plan {out} --gpus {self.gpus or 'N'} --device-gib GIB"
-        say(f"written: {written}\nnext: {plan}; squelch train {out}")
+        lacking = self.settings.get("environment.name") == "Prompts" and REWARD not in self.settings
+        say(f"written: {written}\nnext: {plan}; squelch train {out}{f' {REWARD}=FILE.py:FUNCTION' * lacking}")
 
     def require(self, given: str) -> None:
         """UserError unless everything is known without which there is no recipe. `given`: as in `write`."""
@@ -152,9 +154,9 @@ class Imported:
             lines += ["differences of meaning", *dict.fromkeys(meanings)]
         if self.lost:
             lines += ["no counterpart here", *(f"  {key}={brief(value)}: {why}" for key, value, why in self.lost)]
-        for kind in ("unknown", "chosen"):
+        for kind in HEADS:
             own = [f"  {key}: {why}" for one, key, why in self._open() if one == kind]
-            lines += [kind, *own] if own else []
+            lines += [HEADS[kind], *own] if own else []
         return [*lines, f"keys of {source.trainer}'s own processes, or that say what is so here: {self.silent}"]
 
     def _open(self) -> list[tuple[str, str, str]]:
@@ -225,7 +227,7 @@ def _rest(made: Imported, key: str, value: Any) -> None:
     if any(row.here for row in found):
         return
     row = found[0]
-    if row.pattern or not row.note or value == row.default_value:
+    if row.pattern or not row.note or value in (None, row.default_value):
         made.silent += 1
     elif isinstance(value, Unknown):
         made.unknown.append((key, value.why))
@@ -239,8 +241,8 @@ def _finish(made: Imported, special: Mapping[str, Taken]) -> None:
     if "name" not in settings:
         settings["name"] = Path(made.source.where).stem.strip(".") or "imported"
     for setting in FILES:
-        if isinstance(files := settings.get(setting), str | list):
-            settings[setting] = _expanded(files)
+        if isinstance(files := settings.get(setting), str | list) and setting in made.taken:
+            made.take(replace(made.taken[setting], value=_expanded(files)))
     _validation(made)
     if "--verifiers" in special:
         _verifiers(made, special["--verifiers"].value)
@@ -333,7 +335,7 @@ def _reward(made: Imported, special: Mapping[str, Taken]) -> None:
 
 
 def _no_reward(trainer: str) -> str:
-    built_in = ", which chose a built-in one by the column data_source" if trainer == "verl" else ""
+    built_in = "; verl chooses a built-in one by the column data_source" if trainer == "verl" else ""
     return f"no function is named{built_in}: give environment.options.reward=FILE.py:FUNCTION"
 
 

@@ -48,7 +48,9 @@ MOST_RESOLVED = 32
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([^${},:]+)(?:,([^${}]*))?\}")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(\}|:?[-=])|(\w+))")
 """A variable; what follows its name in braces: their end, or the text for an environment without it."""
-_WORD = re.compile(r"""(?:\$\([^()]*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
+_WORD = re.compile(
+    r"""(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL
+)
 _OPERATOR = re.compile(r"[;|&]+|[&\d]?[<>].*", re.DOTALL)
 """A word that ends a command, or says where its output goes."""
 _CHANGED = re.compile(r"\b(?:for|read)\s+(\w+)|(?:^|[;&|)]|\b(?:then|else|do)\b)\s*([A-Za-z_]\w*)\+?=")

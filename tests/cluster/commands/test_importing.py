@@ -110,7 +110,8 @@ def test_a_script_of_verl_becomes_a_recipe_for_its_gpus(tmp_path: Path, capsys) 
         "learner.optimizer.weight_decay=0.01  <-  actor_rollout_ref.actor.optim.weight_decay=0.01 (its default)" in said
     )
     assert "learner.minibatches: Their size, in prompts, there; their number here." in said
-    assert "no function is named" in said and "next: squelch plan " in said
+    assert "no function is named; verl chooses a built-in one" in said and "next: squelch plan " in said
+    assert said.endswith("mine.yaml environment.options.reward=FILE.py:FUNCTION\n"), "it would be refused without"
     assert (tmp_path / "mine.yaml").read_text().startswith("# Imported from verl's ")
 
 
@@ -149,7 +150,10 @@ def test_a_key_of_verl_becomes_its_setting(tmp_path: Path, changes: dict[str, st
         ),
         ({"actor_rollout_ref.actor.ppo_epochs": "2"}, "ppo_epochs=2: Every trajectory is trained on once."),
         ({"a.new.key": "3"}, "a.new.key: no key of verl"),
-        ({"trainer.total_training_steps": "null"}, "trainer.total_epochs: loop.steps: give epochs"),
+        (
+            {"trainer.total_training_steps": "null", "trainer.total_epochs": "15"},
+            "trainer.total_epochs: loop.steps: give epochs * rows / loop.prompts (15 there)",
+        ),
     ],
 )
 def test_what_has_no_counterpart_and_what_is_unknown_is_said(tmp_path: Path, capsys, changes, says: str) -> None:
@@ -230,6 +234,17 @@ def test_every_key_that_became_a_setting_is_printed_as_it_is_spelled(tmp_path: P
     assert "It calls mine of that file (custom_reward_function.name)." in said
     for setting in ("learner.ranks=4", "rollout.count=4", "rollout.num_gpus=0.7", "scorer.num_gpus=0.3"):
         assert f"  {setting}  <-  trainer.n_gpus_per_node=8" in said
+
+
+def test_homes_of_paths_are_shown_as_they_are_taken_and_values_of_nothing_are_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = verl(**{"actor_rollout_ref.model.path": "~/models/a", "reward_model.reward_manager": "null"})
+    code, found = imported(tmp_path, "run.sh", text)
+    said = capsys.readouterr().out
+    assert code == 0 and found["model.path"] == "/home/me/models/a" and "  model.path='/home/me/models/a'  <-  " in said
+    assert "reward_manager" not in said
 
 
 def test_home_and_a_scripts_own_values_are_taken_and_the_recipe_says_so(

@@ -15,6 +15,7 @@ LR="5e-7"
 GPUS=$(nvidia-smi -L | wc -l)
 BATCH=${BATCH:-128}
 SEED=${SEED:-$(date +%s)}
+LENGTH=$(((1024 + 1) * 2))
 ENTROPY=${PATH:-0.1}
 CLIP=${N:-1}
 if [ -n "$FAST" ]; then
@@ -26,7 +27,7 @@ LATE=2
 for size in 1 2; do N=$size; done
 RL=(
    --rollout.batch_size ${BATCH}
-   --actor.entropy_coef $ENTROPY --actor.dual_clip $CLIP --ppo.seed $SEED
+   --actor.entropy_coef $ENTROPY --actor.dual_clip $CLIP --ppo.seed $SEED --generate.max_len $LENGTH
    --rollout.n_samples_per_prompt $SAMPLES  # a comment's $(touch EXECUTED)
    --actor.eps_clip_low_high 0.2 0.28
 )
@@ -64,6 +65,7 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
     unknown = source.values.keys() - known
     assert unknown == {
         "actor.num_gpus_per_node",  # a command's output
+        "generate.max_len",  # a product
         "ppo.seed",  # of the environment, or a command's output
         "actor.entropy_coef",  # of the environment
         "actor.dual_clip",  # the loop's variable, or a default
@@ -71,6 +73,7 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
         "train.seed",  # a loop's variable
         "ckpt.save_steps",  # assigned twice
     }
+    assert source.values["generate.max_len"].why == "a script computes $(((1024 + 1) * 2))"
 
 
 DEFAULTS = """
