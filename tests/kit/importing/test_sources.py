@@ -73,7 +73,7 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
         "train.seed",  # a loop's variable
         "ckpt.save_steps",  # assigned twice
     }
-    assert source.values["generate.max_len"].why == "a script computes $(((1024 + 1) * 2))"
+    assert source.values["generate.max_len"].why == "a script computes $(((1024+1)*2))"
 
 
 DEFAULTS = """
