@@ -29,6 +29,7 @@ from squelch.cluster.commands.plan_memory import (
 from squelch.cluster.commands.plan_split import Split, split_lines, splits_of, undivided
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.base.gpu_split import of_each, shares
 from squelch.kit.process.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from squelch.envs.contract import Environment
     from squelch.learner.memory import HostEstimate
 
-ON_GPUS = ("learner.num_gpus=1", "rollout.num_gpus=1", "scorer.num_gpus=1")
-"""The settings that `--device-gib` assumes if no actor of a recipe runs on a GPU."""
 GPU_GIB = 80.0
 """Memory of a GPU whose time is counted, GiB, unless `--device-gib` says another."""
 
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if splits:
         say("\n".join([*split_lines(splits, options.gpus, gib, whole), ""]))
     elif moved and needs:
-        say(f"this recipe runs on CPUs; planned as with {' '.join(ON_GPUS)}")
+        say(f"this recipe runs on CPUs; planned as with {' '.join(moved)}")
     say("\n".join([*memory_lines(config, needs, store, host), "", *_timing_lines(config, timing, bool(splits))]))
     return 0
 
@@ -124,7 +123,9 @@ def _given(options: argparse.Namespace, device: float | None, make: Make) -> tup
     config = _load(options, make)
     if device is None or any(actor.num_gpus for actor in (config.learner, config.rollout, config.scorer)):
         return config, ()
-    return _load(options, make, ON_GPUS), ON_GPUS
+    size = config.rollout.tensor_parallel_size
+    moved = [f"{key}={value}" for key, value in of_each(shares(size, scored=True, shared=False)).items()]
+    return _load(options, make, moved), moved
 
 
 def _load(options: argparse.Namespace, make: Make, beneath: Sequence[str] = ()) -> RunConfig:

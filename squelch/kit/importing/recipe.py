@@ -328,6 +328,8 @@ def _reward(made: Imported, special: Mapping[str, Taken]) -> None:
         label = made.source.values.get("data.label_key", made.source.values.get("label_key", "label"))
         path = Path(str(where.value)).expanduser()
         own_path = str(path.resolve() if path.exists() else path)
+        if not path.exists():
+            made.unknown.append((where.key, f"{path} is not there: write its place into the file beside the recipe"))
         name = special.get("--reward-name")
         made.reward = wrapper(trainer, own_path, str(name.value) if name else "", str(label))
         called = f"It calls {name.value} of that file ({name.key})." if name else ""

@@ -262,6 +262,18 @@ def test_home_and_a_scripts_own_values_are_taken_and_the_recipe_says_so(
     assert "# chosen: environment: the script's own values for variables that it does not set: MODEL='Qwen/" in recipe
 
 
+def test_a_reward_function_that_is_not_there_is_named(tmp_path: Path, capsys) -> None:
+    assert imported(tmp_path, "run.sh", verl(**{"custom_reward_function.path": "gone/score.py"}))[0] == 0
+    assert "custom_reward_function.path: gone/score.py is not there: " in capsys.readouterr().out
+
+
+def test_a_recipe_without_a_reward_is_refused_for_the_reward_alone(tmp_path: Path, capsys) -> None:
+    assert imported(tmp_path, "run.sh", verl(**{"data.train_files": "/nowhere/train.parquet"}))[0] == 0
+    assert main(["config", str(tmp_path / "mine.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "environment.options.reward: Field required" in said and "if it has moved" not in said
+
+
 def test_engines_that_leave_no_gpu_for_a_learner_are_named(tmp_path: Path, capsys) -> None:
     code, found = imported(tmp_path, "run.sh", verl(**{"actor_rollout_ref.rollout.tensor_model_parallel_size": "8"}))
     assert code == 0 and "learner.ranks" not in found

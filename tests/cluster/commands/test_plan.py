@@ -351,6 +351,15 @@ def test_a_recipe_whose_engines_are_larger_than_they_need_be_is_told_so(tmp_path
     assert re.search(r"fits one GPU: [\d.]+ s with rollout\.tensor_parallel_size=1 learner\.ranks=4", said.getvalue())
 
 
+def test_a_recipe_on_cpus_with_engines_of_several_gpus_is_planned(tmp_path: Path, capsys) -> None:
+    """As an import writes it where the number of GPUs is unknown."""
+    recipe = tmp_path / "wide.yaml"
+    without = "learner: {num_gpus: 0}\nscorer: {num_gpus: 0}\n"
+    recipe.write_text(f"extends: prompts-7b\nrollout: {{tensor_parallel_size: 2, num_gpus: 0}}\n{without}")
+    assert main(["plan", str(recipe), "--device-gib", "80"]) == 0
+    assert "planned as with learner.num_gpus=1 rollout.num_gpus=2 scorer.num_gpus=1" in capsys.readouterr().out
+
+
 def test_a_recipe_whose_files_are_not_there_yet_is_planned(capsys) -> None:
     assert main(["plan", "prompts-7b", "environment.options.data=/nowhere/a.parquet", "--gpus", "8"]) == 0
     said = capsys.readouterr().out
