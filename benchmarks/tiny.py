@@ -37,7 +37,7 @@ NUM_PROMPTS = 32
 GROUP_SIZE = 16
 QUICK_TASKS = 64
 REASONINGS_PER_PROMPT = 4
-MINIATURE = TinyRecipe(width=64, layers=2, heads=2, kv_heads=1, feed_forward=128, tokens=100_000, batch_tokens=1024)
+MINIATURE = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)
 """Meets no target."""
 TARGETS = {
     "success_t05": "0.30 to 0.42",
