@@ -119,7 +119,7 @@ def measure(
 
 def main() -> None:
     """Prints the metrics of each environment's policy."""
-    parser = parser_of(__doc__, "64 tasks and 8 groups, not 512 and 32, T = 0.5; without --env a miniature")
+    parser = parser_of(__doc__, "64 tasks and 8 groups, not 512 and 32, T = 0.5; without --env a miniature, 8 and 2")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
     arguments = parser.parse_args()
@@ -128,6 +128,8 @@ def main() -> None:
     logging.disable_progress_bar()
     num_tasks, num_prompts = (QUICK_TASKS, 8) if arguments.quick else (512, NUM_PROMPTS)
     miniature = MINIATURE if arguments.quick and not arguments.env else None
+    if miniature:
+        num_tasks, num_prompts = 8, 2
     named = ["FrozenLake"] if miniature else environment_names()
     for name in [arguments.env] if arguments.env else named:
         with tempfile.TemporaryDirectory() as fresh:
