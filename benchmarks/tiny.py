@@ -113,7 +113,7 @@ def measure(
         "success_t05": success(model, codec, config, num_tasks, 0.5),
         **({"success_t1": success(model, codec, config, num_tasks, 1.0)} if num_tasks > QUICK_TASKS else {}),
         **signal(groups),
-        **dependence(model, groups),
+        **({} if recipe else dependence(model, groups)),  # a miniature hardly reasons
     }
 
 
