@@ -3,7 +3,8 @@
 python -m benchmarks.tiny [--env NAME] [--policy DIR] [--quick] [--json]
 
 Options and token limits are those of the shipped recipe with the environment's name. The policy is built again, so that
-the seconds are those of a first run, unless `--policy` names the folder of a policy.
+the seconds are those of a first run, unless `--policy` names the folder of a policy. `--quick` alone builds a miniature
+for FrozenLake, in seconds, which only shows that the benchmark runs; with `--env` it builds that environment's policy.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from squelch.cluster.config import RunConfig, load
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
 from squelch.learner.warmup import tiny
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 NUM_PROMPTS = 32
 """Tasks, each with a group of GROUP_SIZE episodes."""
 GROUP_SIZE = 16
 QUICK_TASKS = 64
+MINIATURE = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)
+"""Meets no target."""
 TARGETS = {
     "success_t05": "0.30 to 0.42",
     "groups_with_variance": ">= 0.4",
@@ -62,10 +66,13 @@ def signal(groups: list[Played]) -> dict[str, float]:
     }
 
 
-def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
-    """All metrics of one environment's policy, which is built in `directory` unless that holds it."""
+def measure(
+    directory: Path, config: RunConfig, num_tasks: int, num_prompts: int, recipe: TinyRecipe | None = None
+) -> dict[str, Any]:
+    """All metrics of one environment's policy, which is built in `directory` unless that holds it, by its own recipe or
+    the one that is given."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
-    report = tiny.build_tiny(directory, environment)
+    report = tiny.build_tiny(directory, environment, recipe=recipe)
     model, codec = tiny_play.load(directory)
     tasks = range(environment.train_seed, environment.train_seed + num_prompts)
     groups = tiny_play.play_tasks(
@@ -90,7 +97,7 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
 
 def main() -> None:
     """Prints the metrics of each environment's policy."""
-    parser = parser_of(__doc__, "64 tasks and 8 groups instead of 512 and 32, T = 0.5 only")
+    parser = parser_of(__doc__, "64 tasks and 8 groups, not 512 and 32, T = 0.5; without --env a miniature, 8 and 2")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
     arguments = parser.parse_args()
@@ -98,12 +105,16 @@ def main() -> None:
         parser.error("--policy needs --env: which environment is it for?")
     logging.disable_progress_bar()
     num_tasks, num_prompts = (QUICK_TASKS, 8) if arguments.quick else (512, NUM_PROMPTS)
-    for name in [arguments.env] if arguments.env else environment_names():
+    miniature = MINIATURE if arguments.quick and not arguments.env else None
+    if miniature:
+        num_tasks, num_prompts = 8, 2
+    named = ["FrozenLake"] if miniature else environment_names()
+    for name in [arguments.env] if arguments.env else named:
         with tempfile.TemporaryDirectory() as fresh:
             directory = arguments.policy or Path(fresh) / name
-            metrics = measure(directory, load(name.lower()), num_tasks, num_prompts)
+            metrics = measure(directory, load(name.lower()), num_tasks, num_prompts, miniature)
         targets = TARGETS if issubclass(environment_class(name), GridEnv) else TEXT_TARGETS
-        print_targets(metrics, arguments.json, targets)
+        print_targets(metrics, arguments.json, {} if miniature else targets)
 
 
 if __name__ == "__main__":

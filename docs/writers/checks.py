@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.writers.tables import replaced, table
 from squelch.kit.checks.catalogue import PAGE as NAME
 from squelch.kit.checks.catalogue import Check, checks
+from squelch.kit.readers.format import Format
 from squelch.kit.readers.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,13 +42,44 @@ def with_table(guide: str) -> str:
 
 def _table() -> str:
     """Which fault is found in which form."""
-    found = {one.name: one.formats for one in checks().values() if one.formats}
+    found = {one.name: formats for one in checks().values() if (formats := formats_of(one))}
     names = [name for name in FORMATS if any(name in formats for formats in found.values())]
     rows = (
         (f"[{check}](../reference/checks.md#{check})", *(_cell(formats.get(name)) for name in names))
         for check, formats in found.items()
     )
     return table(("fault", *(f"`{name}`" for name in names)), rows)
+
+
+def formats_of(check: Check) -> dict[str, str]:
+    """The formats whose files have what a check needs, and of each the options that have to be given."""
+    if not check.holds:
+        return {}
+    known = {name: words_of(one) for name, one in FORMATS.items()}
+    return {
+        name: ", ".join(option for option, word in check.options.items() if word in words)
+        for name, words in known.items()
+        if words.issuperset(check.holds)
+    }
+
+
+def words_of(one: Format) -> set[str]:
+    """What checks may need of a format: what its files hold, and what else follows from its traits."""
+    traits = one.traits
+    others = {
+        "always": True,
+        "no finish": "finish" not in traits.holds,
+        "ends as text": traits.shows_ends,
+        "groups": bool(traits.groups),
+        "one prompt": traits.one_prompt or "tasks" in traits.holds,
+        "checkpoints": one.checkpoints_rule is not None,
+        "versions of checkpoints": traits.versions_are_checkpoints,
+        "learns all": traits.learns_all,
+        "drops groups": traits.drops_groups,
+        "untempered": not traits.tempered,
+        "text alone": "ids" not in traits.holds,
+    }
+    return {*traits.holds, *(word for word, is_so in others.items() if is_so)}
 
 
 def _cell(options: str | None) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.common import REPOSITORY, finished, parser_of, search_path, without_vllm
 from benchmarks.peer.on_gpu import trl_side
+from docs.writers.checks import formats_of
 from research.check_bank.forms import checkpoints, format_of, forms
 from research.check_bank.plan import CELLS, NEW, Cell
 from research.judging import Report, show
@@ -108,7 +109,7 @@ def expected_in(cell: Cell, form: str) -> list[str]:
     """The faults that a form's files can show, by the catalogue of checks, with what it is checked with."""
     found = list[str]()
     for one in (checks()[name] for name in cell.expects):
-        options = one.formats.get(format_of(form))
+        options = formats_of(one).get(format_of(form))
         if options is not None and (form in cell.weights or "--checkpoints" not in options):
             found.append(one.name)
     return found

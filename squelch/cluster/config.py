@@ -445,7 +445,7 @@ def _moved(entry: Entry, error: str) -> str:
     """What to set if the error speaks of a file of the user that is not where the settings say."""
     given = entry.environment
     try:
-        option = option_of_missing(environment_class(given.name).Options, given.options, error)
+        option = option_of_missing(environment_class(given.name).Options, given.options, error.partition(" (got ")[0])
     except ValueError:  # the environment's name is at fault
         return ""
     return f"; if it has moved, set {entry.key}.options.{option}" if option else ""

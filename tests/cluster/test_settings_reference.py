@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from docs.writers.settings import FOLDER, INDEX, pages
+from squelch.cluster.cli import main
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.settings_reference import of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
-from squelch.kit.base.errors import UserError
 from squelch.kit.base.settings import Settings
 
 NAMES = [*environment_names(), *sorted(ADAPTERS)]
@@ -102,9 +102,12 @@ def test_an_option_of_a_type_that_no_setting_has_is_explained(monkeypatch: pytes
     assert (one.default, one.values, one.meaning) == ('"tasks"', "Path", "Folder of the tasks.")
 
 
-def test_a_word_of_no_setting_is_named() -> None:
-    with pytest.raises(UserError, match="--explain rhoo: no setting"):
-        explained(load("frozenlake"), ["rho", "rhoo"])
+def test_words_that_are_known_are_explained_and_those_of_no_setting_are_named_with_the_nearest(capsys) -> None:
+    assert main(["config", "--explain", "filter.rho", "rhoo", "learner.optimizer.learning_rat3", "zzzz"]) == 2
+    said = capsys.readouterr()
+    assert "filter.rho = 0.9" in said.out
+    assert "--explain 'rhoo': no setting has this in its key or meaning. Did you mean 'rho'?" in said.err
+    assert "Did you mean 'learner.optimizer.learning_rate'?" in said.err and "--explain 'zzzz': no setting" in said.err
 
 
 def test_one_key_of_a_warm_ups_quality_leaves_the_others() -> None:

@@ -1,7 +1,8 @@
 """The pages of checks say what the catalogue says, and the catalogue names formats and checks that exist."""
 
 from docs.writers import checks as writer
-from squelch.kit.checks.catalogue import checks, words_of
+from docs.writers.checks import formats_of, words_of
+from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CHECKS, check
 from squelch.kit.readers.format import HOLDS
 from squelch.kit.readers.formats import FORMATS
@@ -18,7 +19,7 @@ def test_each_entry_needs_what_some_format_holds_and_each_format_holds_what_is_e
     words = {word for one in FORMATS.values() for word in words_of(one)}
     for one in checks().values():
         assert {*one.holds, *one.options.values()} <= words, one.name
-        assert bool(one.formats) == bool(one.holds), one.name
+        assert bool(formats_of(one)) == bool(one.holds), one.name
     held = [one.traits.holds for one in FORMATS.values()]
     assert set().union(*held) == set(HOLDS)
 

@@ -132,3 +132,26 @@ def test_the_research_is_short_enough_to_be_read() -> None:
     """Raw texts and long tables are data in `research/results/`; the first page is one screen."""
     pages = {page.name: words(page) for page in (ROOT / "docs" / "research").glob("*.md")}
     assert sum(pages.values()) <= 20_000 and pages["index.md"] <= 400, pages
+
+
+def test_the_pages_of_clusters_lead_to_what_kubernetes_needs() -> None:
+    guide = ROOT / "docs" / "guide"
+    assert "(containers.md#metrics)" in (guide / "cluster.md").read_text(encoding="utf-8")
+    _, _, down = (guide / "runbook.md").read_text(encoding="utf-8").partition("## SquelchEndpointDown")
+    assert "kubectl -n squelch exec" in down
+
+
+def test_a_script_is_an_input_of_import_for_each_trainer_that_has_one() -> None:
+    _, _, page = (
+        (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8").partition("## squelch import")
+    )
+    (row,) = re.findall(r"^\| `CONFIG` \| (.*) \|$", page.partition("\n## ")[0], re.MULTILINE)
+    given = dict(re.findall(r"of (verl|prime-rl|OpenRLHF|TRL): ([^;]*)", row))
+    assert [name for name, what in given.items() if "script" in what] == ["verl", "OpenRLHF", "TRL"]
+
+
+def test_the_name_of_a_monitors_state_is_written_once_in_the_product() -> None:
+    files = (*(ROOT / "squelch").rglob("*.py"), *(ROOT / "squelch").rglob("*.yaml"))
+    assert [path.name for path in files if "squelch-monitor.state" in path.read_text(encoding="utf-8")] == [
+        "monitor.py"
+    ]

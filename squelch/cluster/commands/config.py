@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.kit.base.errors import UserError
+from squelch.kit.base.errors import UserError, did_you_mean
 from squelch.kit.process.terminal import aligned, say
 from squelch.kit.untrusted.files import brief, shortened
 
@@ -47,7 +47,11 @@ def run(options: argparse.Namespace) -> int:
     config = load(recipe, options.overrides)
     preset, its = from_preset(read_recipe(recipe), options.overrides)
     if options.explain:
-        say("\n\n".join(explained(config, options.explain, {key: preset for key in its})))
+        lost = unexplained(config, options.explain)
+        if known := [word for word in options.explain if word not in lost]:
+            say("\n\n".join(explained(config, known, {key: preset for key in its})))
+        if lost:
+            raise UserError(" ".join(lost.values()))
     else:
         say("\n".join([*_of_preset(preset, its), dump(config).rstrip()]))
     return 0
@@ -63,9 +67,24 @@ def _of_preset(preset: str, its: Mapping[str, Any]) -> list[str]:
     return [sources, *(f"#   {key}={json.dumps(value)}" for key, value in sorted(its.items()))]
 
 
+def unexplained(config: RunConfig, words: list[str]) -> dict[str, str]:
+    """What to say of each word that finds nothing."""
+    from squelch.cluster.other_names import answer
+    from squelch.cluster.settings_reference import every_setting
+
+    settings = every_setting(config)
+    keys = [name for one in settings for key in one.keys for name in (key, key.rpartition(".")[2])]
+    return {
+        word: f"--explain {brief(word)}: no setting has this in its key or meaning. "
+        f"{did_you_mean(word, keys)}`squelch config` prints every key."
+        for word in words
+        if not matching(settings, word) and not answer(word)
+    }
+
+
 def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | None = None) -> list[str]:
-    """A paragraph for each setting that one of the words finds, and what other trainers call so. UserError if a word
-    finds nothing. `origins`: the preset that set it, by setting."""
+    """A paragraph for each setting that one of the words finds, and what other trainers call so. `origins`: the preset
+    that set it, by setting."""
     from squelch.cluster.other_names import answer
     from squelch.cluster.setting_keys import flat
     from squelch.cluster.settings_reference import every_setting
@@ -74,11 +93,6 @@ def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | 
     values |= {"environments": config.mixture.labels}  # whose settings have keys of their own
     asked = {word: matching(settings, word) for word in words}
     answers = [answer(word) for word, hits in asked.items() if not any(_has(one, word) for one in hits)]
-    for word, hits in asked.items():
-        if not hits and not answer(word):
-            raise UserError(
-                f"--explain {word}: no setting has this in its key or meaning; `squelch config` prints every key"
-            )
     chosen = {one.keys for hits in asked.values() for one in hits}
     labels = {entry.key: f" ({entry.label})" for entry in config.mixture.entries if entry.label}
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.address import address
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import one_line, say
+from squelch.kit.untrusted.files import brief
 
 
 def run(options: argparse.Namespace) -> int:
@@ -21,6 +23,9 @@ def run(options: argparse.Namespace) -> int:
         if given is not None:
             address(given, flag)
     options.docs = (options.docs or "").rstrip("/")
+    if "*" in re.sub(r"/\*\.\w+$", "", options.docs):
+        where = "a * stands for the name of each page, and only at the end, as in https://example.com/docs/*.html"
+        raise UserError(f"--docs {brief(options.docs)}: {where}")
     return {"push": _push, "export": _export}[options.action](options)
 
 

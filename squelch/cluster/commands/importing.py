@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path(f"{made.settings['name']}.yaml")
     reward = out.with_name(f"{out.stem}_reward.py") if made.reward else None
     if reward is not None:
-        made.settings.setdefault("environment.options.reward", f"{reward}:reward")
+        made.wrapped_in(reward)
     beside = {} if reward is None else {reward: lambda path: write_whole(path, made.reward)}
 
     def check() -> None:

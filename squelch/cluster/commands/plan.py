@@ -26,18 +26,19 @@ from squelch.cluster.commands.plan_memory import (
     size_of,
     store_advice,
 )
-from squelch.cluster.commands.plan_split import Split, split_lines, splits_of
+from squelch.cluster.commands.plan_split import Split, split_lines, splits_of, undivided
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.base.gpu_split import of_each, shares
 from squelch.kit.process.terminal import say, say_json
 
 if TYPE_CHECKING:
     from squelch.actors.model_size import ModelSize
-    from squelch.cluster.config import RunConfig
+    from squelch.cluster.config import Make, RunConfig
+    from squelch.envs.config import EnvironmentConfig
+    from squelch.envs.contract import Environment
     from squelch.learner.memory import HostEstimate
 
-ON_GPUS = ("learner.num_gpus=1", "rollout.num_gpus=1", "scorer.num_gpus=1")
-"""The settings that `--device-gib` assumes if no actor of a recipe runs on a GPU."""
 GPU_GIB = 80.0
 """Memory of a GPU whose time is counted, GiB, unless `--device-gib` says another."""
 
@@ -71,13 +72,19 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--gpus compares splits by counted times, and --run measures one of them: leave one out")
     gib: float = options.device_gib or GPU_GIB
     device = gib if options.device_gib or options.gpus else None
-    config, moved = _given(options, device)
+    tried = _Tried()
+    config, moved = _given(options, device, tried)
     shape = shape_of(config, options.shape)
     size = None if shape is None else size_of(shape)
-    splits, needs, store, host = list[Split](), list[Need](), None, None
+    splits, needs, store, host, whole = list[Split](), list[Need](), None, None, None
     if shape is not None and size is not None:
         if options.gpus:
-            splits = splits_of(lambda own: _load(options, [*moved, *own]), config, shape, size, options.gpus, gib)
+
+            def load(own: list[str]) -> RunConfig:
+                return _load(options, tried, [*moved, *own])
+
+            splits = splits_of(load, config, shape, size, options.gpus, gib)
+            whole = undivided(load, splits[0], shape, size, options.gpus, gib)
             config, needs = splits[0].config, splits[0].needs
         else:
             needs = list(needs_on(config, shape, size, [device] if device else list(DEVICES_GIB)))
@@ -86,27 +93,46 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(_plain(config, needs, timing, store, host, splits), indent=2)
         return 0
+    if tried.refused:
+        say(f"planned without the environment, which cannot be made yet: {tried.refused}\n")
     if splits:
-        say("\n".join([*split_lines(splits, options.gpus, gib), ""]))
+        say("\n".join([*split_lines(splits, options.gpus, gib, whole), ""]))
     elif moved and needs:
-        say(f"this recipe runs on CPUs; planned as with {' '.join(ON_GPUS)}")
+        say(f"this recipe runs on CPUs; planned as with {' '.join(moved)}")
     say("\n".join([*memory_lines(config, needs, store, host), "", *_timing_lines(config, timing, bool(splits))]))
     return 0
 
 
-def _given(options: argparse.Namespace, device: float | None) -> tuple[RunConfig, Sequence[str]]:
+class _Tried:
+    """Makes the recipe's environment if its files and functions are there. `refused`: why it could not be made."""
+
+    refused = ""
+
+    def __call__(self, chosen: EnvironmentConfig, timeout_s: float) -> Environment | None:
+        from squelch.cluster.first_task import made
+
+        try:
+            return None if self.refused else made(chosen, timeout_s)
+        except ValueError as error:
+            self.refused = str(error)
+            return None
+
+
+def _given(options: argparse.Namespace, device: float | None, make: Make) -> tuple[RunConfig, Sequence[str]]:
     """The recipe, and the settings that put it on GPUs if it has none and a GPU is named."""
-    config = _load(options)
+    config = _load(options, make)
     if device is None or any(actor.num_gpus for actor in (config.learner, config.rollout, config.scorer)):
         return config, ()
-    return _load(options, ON_GPUS), ON_GPUS
+    size = config.rollout.tensor_parallel_size
+    moved = [f"{key}={value}" for key, value in of_each(shares(size, scored=True, shared=False)).items()]
+    return _load(options, make, moved), moved
 
 
-def _load(options: argparse.Namespace, beneath: Sequence[str] = ()) -> RunConfig:
+def _load(options: argparse.Namespace, make: Make, beneath: Sequence[str] = ()) -> RunConfig:
     """The recipe with settings beneath the user's own."""
     from squelch.cluster.config import load
 
-    return load(options.recipe, [*beneath, *options.overrides])
+    return load(options.recipe, [*beneath, *options.overrides], make)
 
 
 def _plain(

@@ -3,7 +3,9 @@ run, and those whose actors fit are compared by the counted time of a step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.plan_memory import Need, needs_on
 from squelch.cluster.runs.timing.counted_step import counted, device_of
-from squelch.cluster.runs.timing.step_time import StepModel
+from squelch.cluster.runs.timing.step_time import NEARLY, StepModel
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.gpu_split import ON_ONE, ON_ONE_UNSCORED, of_each, on_several
 
@@ -45,6 +47,20 @@ class Split:
         """Seconds of a step."""
         return self.model.step(self.config.rollout.start_count, self.config.loop.max_staleness)
 
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs that have work: an actor takes the room that others leave on one."""
+        from squelch.cluster.fleet.demand import needs
+
+        room = list[float]()
+        for amount in sorted((n.resources["GPU"] for n in needs(self.config) for _ in range(n.count)), reverse=True):
+            place = next((k for k, left in enumerate(room) if amount <= left + 1e-6), None)
+            if place is None:
+                room += [0.0] * (math.ceil(amount) - 1) + [math.ceil(amount) - amount]
+            else:
+                room[place] -= amount
+        return len(room)
+
     @property
     def parts(self) -> dict[str, float]:
         """Seconds of a step's parts, which follow one another unless `loop.max_staleness` lets them overlap."""
@@ -54,7 +70,7 @@ class Split:
     def plain(self) -> dict[str, Any]:
         """For --json."""
         own = {"settings": self.text, "advice": self.advice, "step_s": self.step_s, "seconds": self.parts}
-        return {**own, "bound_by": bound_of(self)}
+        return {**own, "gpus": self.gpus, "bound_by": bound_of(self)}
 
 
 def bound_of(split: Split) -> str:
@@ -71,7 +87,9 @@ def splits_of(
     device_gib: float,
 ) -> list[Split]:
     """The usual splits of `gpus` GPUs, the best first: those whose actors all fit, and of these the shortest step.
-    `load`: resolves the recipe with settings beneath the user's own, which win. UserError if no split is a run."""
+    Steps within `NEARLY` of the shortest count as equal: then the fewest idle GPUs decide, and ranks that divide the
+    weights evenly, as powers of two do. `load`: resolves the recipe with settings beneath the user's own, which win.
+    UserError if no split is a run."""
     from squelch.cluster.fleet.demand import needed
 
     found, refused = dict[str, Split](), None
@@ -88,8 +106,47 @@ def splits_of(
             needs = list(needs_on(own, shape, size, [device_gib]))
             found[text] = Split(text, own, needs, counted(size, own, device_of(device_gib)))
     if not found:
-        raise refused or UserError(f"no usual split of {gpus} GPUs goes with the settings that you give; drop some")
-    return sorted(found.values(), key=lambda split: (len(split.advice), split.step_s))
+        raise refused or UserError(_no_split(config, gpus))
+    least = min(len(split.advice) for split in found.values())
+    near = NEARLY * min(split.step_s for split in found.values() if len(split.advice) == least)
+
+    def place(split: Split) -> tuple[float, ...]:
+        if len(split.advice) > least or split.step_s > near:
+            return len(split.advice), 1, split.step_s
+        return least, 0, -split.gpus, not _even(split), split.step_s
+
+    return sorted(found.values(), key=place)
+
+
+def undivided(
+    load: Callable[[list[str]], RunConfig], best: Split, shape: PreTrainedConfig, size: ModelSize, gpus: int, gib: float
+) -> Split | None:
+    """The best split with rollout workers of one GPU each, if they fit it and its step is shorter; as `splits_of`."""
+    one = ["rollout.tensor_parallel_size=1"]
+    if best.config.rollout.tensor_parallel_size == 1 or gpus == 1:
+        return None
+    with suppress(UserError):
+        config = load([*one, "rollout.num_gpus=1"])
+        if config.rollout.tensor_parallel_size == 1:
+            found = splits_of(lambda own: load([*one, *own]), config, shape, size, gpus, gib)[0]
+            return None if found.advice or found.step_s >= best.step_s else found
+    return None
+
+
+def _even(split: Split) -> bool:
+    """Whether the ranks' shards of the weights are of equal size, as far as a model's usual shapes go."""
+    return split.config.learner.ranks.bit_count() == 1
+
+
+def _no_split(config: RunConfig, gpus: int) -> str:
+    size = config.rollout.tensor_parallel_size
+    if size > 1 and size + 1 + config.scorer.enabled > gpus:
+        actors = "a learner rank and the scorer" if config.scorer.enabled else "a learner rank"
+        return (
+            f"a rollout worker takes {size} of {gpus} GPUs (rollout.tensor_parallel_size), which leaves too few for "
+            f"{actors}: set rollout.tensor_parallel_size={max(1, size // 2)}, or give more GPUs"
+        )
+    return f"no usual split of {gpus} GPUs goes with the settings that you give; drop some"
 
 
 def _usual(config: RunConfig, gpus: int) -> Iterator[dict[str, Any]]:
@@ -99,29 +156,48 @@ def _usual(config: RunConfig, gpus: int) -> Iterator[dict[str, Any]]:
         for shares in ON_ONE if scored else ON_ONE_UNSCORED:
             yield {"learner.ranks": 1, "rollout.count": 1, **of_each(shares)}
         return
-    ranks = 1
-    while ranks < gpus:
-        for shared in (False, True) if scored and size == 1 else (False,):
-            split = on_several(ranks, gpus - ranks, size, scored, shared)
-            if split["rollout.count"]:
-                yield split
-        ranks *= 2
+    yield from on_several(gpus, size, scored)
 
 
-def split_lines(splits: Sequence[Split], gpus: int, device_gib: float) -> list[str]:
-    """The table of the best splits, and what bounds the step of the first."""
+def split_lines(splits: Sequence[Split], gpus: int, device_gib: float, whole: Split | None) -> list[str]:
+    """The table of the best splits, and what bounds the step of the first. `whole`: as from `undivided`."""
     best = splits[0]
     lines = [f"splits of {gpus} GPU{'s' * (gpus > 1)} of {device_gib:g} GiB, counted as the step time below"]
     lines.append("   step s  generation  training  new weights  settings")
     for split in splits[:SHOWN]:
         parts = zip(split.parts.values(), (10, 8, 11), strict=True)
         seconds = "  ".join(f"{value:{width}.1f}" for value, width in parts)
-        lines.append(f"  {split.step_s:7.1f}  {seconds}  {split.text}{'; does not fit' * bool(split.advice)}")
-    lines += [f"  {text}" for text in best.advice]
+        unused = f"; {gpus - split.gpus} idle" if split.gpus < gpus else ""
+        lines.append(f"  {split.step_s:7.1f}  {seconds}  {split.text}{unused}{'; does not fit' * bool(split.advice)}")
+    lines += [f"  {text}" for text in [*best.advice, *_idle(best, gpus), *_shorter(splits)]]
     bound = bound_of(best)
     overlap = " (they overlap)" if best.config.loop.max_staleness else ""
     share = f"{best.parts[bound]:.1f} of {best.step_s:.1f} s{overlap}"
+    if whole is not None:
+        text = f"rollout.tensor_parallel_size=1 {whole.text}"
+        lines.append(f"  a rollout worker fits one GPU: {whole.step_s:.1f} s with {text}")
     return [*lines, f"  set {best.text}", f"  {bound} bounds the step: {share}; {_helps(best, bound)}"]
+
+
+def _idle(split: Split, gpus: int) -> list[str]:
+    """How many GPUs have no work, and why; nothing if all have some."""
+    if not (idle := gpus - split.gpus):
+        return []
+    config, size = split.config, split.config.rollout.tensor_parallel_size
+    beside = f"{config.learner.ranks} learner rank{'s' * (config.learner.ranks > 1)}"
+    beside += f", {config.rollout.start_count} rollout worker{'s' * (config.rollout.start_count > 1)} of {max(1, size)}"
+    beside += " and the scorer" * config.scorer.enabled
+    why = f"one more worker takes {size}" if idle < size else "the settings that you give use no more"
+    return [f"{idle} of {gpus} GPUs {'stay' if idle > 1 else 'stays'} idle beside {beside}: {why}"]
+
+
+def _shorter(splits: Sequence[Split]) -> list[str]:
+    """Why the shortest step of those that fit is not the one that is proposed; nothing if it is."""
+    best, quick = splits[0], min(splits, key=lambda split: (len(split.advice), split.step_s))
+    if quick is best:
+        return []
+    why = f"{best.config.learner.ranks} ranks divide the weights evenly" if _even(best) else "no GPU is idle so"
+    return [f"{quick.config.learner.ranks} ranks would take {quick.step_s:.1f} s, too little less to be sure of; {why}"]
 
 
 def _helps(split: Split, bound: str) -> str:

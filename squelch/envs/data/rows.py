@@ -28,6 +28,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -70,6 +71,22 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     return rows
 
 
+def any_rows(source: Source, row_type: type[Row]) -> Rows[Row]:
+    """The rows of files, whatever split their names say; of a folder or a hub id those of the first split of
+    validation, test and train. Raises as `read_rows`."""
+    several = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    shards = [shard for one in several for shard in _first_split(one, row_type).shards]
+    _require_same_columns(shards)
+    return Rows(shards, row_type)
+
+
+def _first_split(source: Source, row_type: type[Row]) -> Rows[Row]:
+    for split in ("validation", "test"):
+        with suppress(UnknownSplitError):
+            return read_rows(source, split, row_type)
+    return read_rows(source, "train", row_type)
+
+
 class Beside(NamedTuple):
     """A second column, read in the same pass. `seen` gets the text and the value of the first column and the value of
     this one, None in a file without it, of every row; its ValueError is raised with the row."""
@@ -108,19 +125,28 @@ def split_rows(
 
 
 def both_splits(
-    source: Source, row_type: type[Row], group_by: str, text_of: Callable[[Any], str], beside: Beside
+    source: Source,
+    row_type: type[Row],
+    group_by: str,
+    text_of: Callable[[Any], str],
+    beside: Beside,
+    validation: Rows[Row] | None = None,
 ) -> dict[Split, Part[Row]]:
-    """Both splits, as `split_rows` gives them, of which every row is read once."""
-    return _parted(*_opened(source, row_type, None), group_by, text_of, beside)
+    """Both splits, as `split_rows` gives them, of which every row is read once. `validation`: the rows of
+    validation, if not the source has them."""
+    return _parted(*_opened(source, row_type, None, validation), group_by, text_of, beside)
 
 
-def _opened(source: Source, row_type: type[Row], subset: str | None) -> tuple[Rows[Row], Rows[Row] | None]:
-    """The rows of `train`, and those of `validation` if it is published."""
+def _opened(
+    source: Source, row_type: type[Row], subset: str | None, published: Rows[Row] | None = None
+) -> tuple[Rows[Row], Rows[Row] | None]:
+    """The rows of `train`, and those that are `published` for validation, here or by the source."""
     rows = read_rows(source, "train", row_type, subset)
-    try:
-        published = read_rows(source, "validation", row_type, subset)
-    except UnknownSplitError:
-        return rows, None
+    if published is None:
+        try:
+            published = read_rows(source, "validation", row_type, subset)
+        except UnknownSplitError:
+            return rows, None
     if row_type.model_config.get("extra") == "allow":
         _require_same_columns([*rows.shards, *published.shards])
     return rows, published

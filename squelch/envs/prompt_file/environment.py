@@ -32,6 +32,9 @@ class TaskOptions(Settings):
     """The prompts: a Parquet, JSON or JSON Lines file, several of them, a folder, a file of an installed package
     (`package:file`), or the id of a data set on the Hugging Face hub (downloaded). A split that names call validation
     is used for validation; without one, every eighth prompt, chosen by its content, is held out."""
+    validation_data: Annotated[str | tuple[str, ...] | None, NAMES_FILES] = None
+    """The prompts of validation, whatever their files are called (`test.parquet`): as `data`, of which it takes the
+    place of a split for validation. Of a folder or a data set its split for validation, else that for tests."""
     reward: Annotated[str | dict[str, float], NAMES_FILES]
     """Reward function, `module:function` or `file.py:function`, or several with their weights
     (`{rewards.py:right: 1.0, rewards.py:short: 0.2}`). The signature is TRL's."""
@@ -91,7 +94,7 @@ class PromptTask(Environment, GroupRewarded):
         given = self.options
         named = {given.reward: 1.0} if isinstance(given.reward, str) else given.reward
         self._functions = [rewards.load(name, weight) for name, weight in named.items()]
-        self._prompts = open_prompts(given.data, given.prompt_column, split, given.tools_column)
+        self._prompts = open_prompts(given.data, given.prompt_column, split, given.tools_column, given.validation_data)
         self._prompt: Prompt | None = None
 
     def rules(self) -> str:

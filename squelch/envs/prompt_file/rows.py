@@ -15,13 +15,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from squelch.envs.contract import Opening
-from squelch.envs.data.rows import Beside, Part, both_splits, shuffled
+from squelch.envs.data.rows import Beside, Part, any_rows, both_splits, shuffled
 from squelch.kit.records.splits import Split, task_key_of
 from squelch.kit.untrusted.files import brief
 from squelch.kit.untrusted.parquet import without_nulls
 
 Message = dict[str, str]
-
+Data = str | tuple[str, ...]
+"""As `environment.options.data`."""
 
 ROLES = ("system", "user", "assistant")
 TOOLS = "tools"
@@ -91,7 +92,7 @@ def _function(schema: Any) -> dict[str, Any]:
     return function if isinstance(function, dict) else {}
 
 
-def _located(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _located(data: Data) -> Data:
     """The data, `package:file` replaced by the path of that file."""
     package, colon, file = data.partition(":") if isinstance(data, str) else ("", "", "")
     if not colon or not all(part.isidentifier() for part in package.split(".")):
@@ -138,14 +139,17 @@ class Prompts:
         return Prompt(row.prompt if isinstance(row.prompt, str) else messages, messages, columns, key, tools)
 
 
-def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = TOOLS) -> Prompts:
+def open_prompts(
+    data: Data, column: str, split: Split, tools_column: str = TOOLS, validation: Data | None = None
+) -> Prompts:
     """The prompts of a split; the prompt and the tools of every row of both are checked, once per process. With an
-    empty `tools_column` no prompt has tools. Raises ValueError naming file, row and column."""
-    return _both(data, column, tools_column)[split]
+    empty `tools_column` no prompt has tools. `validation`: the data of validation, if not `data` has them. Raises
+    ValueError naming file, row and column."""
+    return _both(data, column, tools_column, validation)[split]
 
 
 @lru_cache(maxsize=8)
-def _both(data: str | tuple[str, ...], column: str, tools_column: str) -> dict[Split, Prompts]:
+def _both(data: Data, column: str, tools_column: str, validation: Data | None) -> dict[Split, Prompts]:
     column_of_tools = tools_column or _NO_COLUMN
     tools = Field(None, alias=column_of_tools) if tools_column in ("", TOOLS) else Field(alias=tools_column)
     row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)), tools=(Any, tools))
@@ -157,9 +161,12 @@ def _both(data: str | tuple[str, ...], column: str, tools_column: str) -> dict[S
         if length > longest.get(shown is not None, (-1,))[0]:
             longest[shown is not None] = (length, prompt, shown)
 
+    beside, option = Beside(column_of_tools, seen), "validation_data"
     try:
-        parts = both_splits(_located(data), row_type, column, _text_of, Beside(column_of_tools, seen))
+        theirs = None if validation is None else any_rows(_located(validation), row_type)
+        option = "data"
+        parts = both_splits(_located(data), row_type, column, _text_of, beside, theirs)
     except ValueError as error:
-        raise ValueError(f"environment.options.data: {error}") from error
+        raise ValueError(f"environment.options.{option}: {error}") from error
     openings = [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()]
     return {split: Prompts(rows, openings, tools_column) for split, rows in parts.items()}

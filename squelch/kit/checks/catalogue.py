@@ -8,7 +8,7 @@ group_sizes:                     # the check's name
   rate: 0.001                    # how often, at most, chance makes it wrong about a healthy run; none: never
   errs: ...                      # about which runs; or why never
   power: ...                     # how much it needs to see a fault
-  holds: [logprobs, ...]         # what it needs of a format's files: words of `words_of`
+  holds: [logprobs, ...]         # what it needs of a format's files: words of `docs.writers.checks.words_of`
   options: {--base: always, ...} # what has to be given beside the files, and of which formats, by a word of these
 """
 
@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from squelch.kit.readers.format import Format
-from squelch.kit.readers.formats import FORMATS
 from squelch.kit.untrusted.text import own_yaml
 
 PATH = Path(__file__).with_suffix(".yaml")
@@ -42,37 +40,6 @@ class Check:
     errs: str = ""
     holds: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def formats(self) -> dict[str, str]:
-        """The formats whose files have what it needs, and of each the options that have to be given."""
-        if not self.holds:
-            return {}
-        known = {name: words_of(one) for name, one in FORMATS.items()}
-        return {
-            name: ", ".join(option for option, word in self.options.items() if word in words)
-            for name, words in known.items()
-            if words.issuperset(self.holds)
-        }
-
-
-def words_of(one: Format) -> set[str]:
-    """What checks may need of a format: what its files hold, and what else follows from its traits."""
-    traits = one.traits
-    others = {
-        "always": True,
-        "no finish": "finish" not in traits.holds,
-        "ends as text": traits.shows_ends,
-        "groups": bool(traits.groups),
-        "one prompt": traits.one_prompt or "tasks" in traits.holds,
-        "checkpoints": one.checkpoints_rule is not None,
-        "versions of checkpoints": traits.versions_are_checkpoints,
-        "learns all": traits.learns_all,
-        "drops groups": traits.drops_groups,
-        "untempered": not traits.tempered,
-        "text alone": "ids" not in traits.holds,
-    }
-    return {*traits.holds, *(word for word, is_so in others.items() if is_so)}
 
 
 @functools.cache

@@ -8,7 +8,9 @@
 | a Python script with `GRPOConfig(...)` | TRL | no |
 
 A script is read as text. Of a shell script the words of the trainer's command are taken, with variables and arrays that
-are assigned once, outside of any block, from text that names none but such ones. Of a Python script the arguments of
+are assigned once before it, outside of any block, from text that names none but such ones. HOME is the user's own. Of
+`${NAME:-TEXT}` TEXT is taken if neither the script before it nor the environment has the variable. Both are assumptions
+about the environment of a run, and `Source.assumed` names them. Of a Python script the arguments of
 `GRPOConfig`, `GRPOTrainer` and `LoraConfig` are taken that are literals, or names of such. Everything else is unknown;
 so are keys that are not there, if the command has words, or the call arguments, that cannot be read. Of OpenRLHF's
 command only an array that is not known counts as such words, since a single word may be the value of the flag before.
@@ -18,12 +20,13 @@ The script's own arguments (`$@`, `$*`) never count: they are taken to be none.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -43,8 +46,11 @@ PEFT = {"r": 8, "lora_alpha": 8}
 MOST_RESOLVED = 32
 """References of a value that lead to one another."""
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([^${},:]+)(?:,([^${}]*))?\}")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_WORD = re.compile(r"""(?:\$\([^()]*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(\}|:?[-=])|(\w+))")
+"""A variable; what follows its name in braces: their end, or the text for an environment without it."""
+_WORD = re.compile(
+    r"""(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL
+)
 _OPERATOR = re.compile(r"[;|&]+|[&\d]?[<>].*", re.DOTALL)
 """A word that ends a command, or says where its output goes."""
 _CHANGED = re.compile(r"\b(?:for|read)\s+(\w+)|(?:^|[;&|)]|\b(?:then|else|do)\b)\s*([A-Za-z_]\w*)\+?=")
@@ -55,13 +61,28 @@ _ASSIGNED = re.compile(r"^(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)
 @dataclass(frozen=True)
 class Source:
     """What a configuration says. `complete`: whether every key of the trainer is in it, so that one that is not there
-    has no default. `more`: why there may be keys that nobody knows; empty if there are none."""
+    has no default. `more`: why there may be keys that nobody knows; empty if there are none. `assumed`: variables of
+    the environment on which values depend, with what is taken for them: HOME's own value, and of the others what the
+    script has for an environment without them."""
 
     trainer: str
     where: str
     values: Mapping[str, Any]
     complete: bool
     more: str = ""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+
+
+class Text(str):
+    """Text of a script; `assumed` as in `Source`."""
+
+    __slots__ = ("assumed",)
+    assumed: Mapping[str, str]
+
+    def __new__(cls, text: str, assumed: Mapping[str, str]) -> Text:
+        made = super().__new__(cls, text)
+        made.assumed = assumed
+        return made
 
 
 @dataclass(frozen=True)
@@ -122,16 +143,18 @@ def _resolved(value: Any, key: str, flat: Mapping[str, Any], depth: int = 0) -> 
 
 def _of_shell(text: str, where: str) -> Source:
     lines = list(_commands(text))
-    names = _assigned(lines)
-    for _, line in lines:
-        words = _words(line, names)
+    for number, (depth, line) in enumerate(lines):
+        if not any(name in line for name in COMMANDS):
+            continue
+        words = _words(line, _assigned(lines if depth else lines[:number]))
         for place, word in enumerate(words):
             trainer = COMMANDS.get(_module(word)) if isinstance(word, str) else None
             if trainer is not None:
                 rest = [one for one in takewhile(_is_argument, words[place + 1 :]) if one != ARGUMENTS]
                 parse, unread = (_flags, Words) if trainer == OPENRLHF else (_overrides, Unknown)
                 more = next((one.why for one in rest if isinstance(one, unread)), "")
-                return Source(trainer, where, parse(rest), False, more)
+                assumed = {key: own for one in rest if isinstance(one, Text) for key, own in one.assumed.items()}
+                return Source(trainer, where, parse(rest), False, more, assumed)
     raise UserError(
         f"{where}: no command of a trainer that can be imported: it runs none of {', '.join(COMMANDS)}. Of verl give "
         "what `--cfg job --resolve` prints or the folder .hydra, of prime-rl the TOML, of TRL the script, or call "
@@ -195,28 +218,44 @@ def _open(text: str) -> bool:
     return bool(re.match(r"^\s*[A-Za-z_]\w*=\(", text)) and not text.rstrip().endswith(")")
 
 
-def _assigned(lines: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """The variables that are assigned once, outside of every block: text, or a list of words; the others `Unknown`."""
-    assigned = list[tuple[str, str]]()
+class Names(dict[str, Any]):
+    """What is known of a script's variables: text, or a list of words; the others `Unknown`. `before`: the script up to
+    where they are asked for."""
+
+    before = ""
+
+    def __missing__(self, name: str) -> Any:
+        """None for a variable of the environment; `Unknown` if the script names it, or may set it, in another way."""
+        if re.search(rf"(?<![\w${{-]){name}(?!\w)", self.before):
+            return Unknown(f"a script computes {name}")
+        run = re.search(r"^\s*((?:source|\.|eval)\s.*)", self.before, re.MULTILINE)
+        return Unknown(f"`{run[1][:80]}` may set {name}") if run and name != "HOME" else None
+
+
+def _assigned(lines: Sequence[tuple[int, str]]) -> Names:
+    """The variables that are assigned once, outside of every block."""
+    assigned = list[tuple[int, str, str]]()
     times = Counter[str]()
-    for depth, line in lines:
+    for number, (depth, line) in enumerate(lines):
         match = _ASSIGNED.match(line)
-        if match is None or (" " in match[2] and not match[2].startswith(("(", '"', "'"))):
+        if match is None or (not match[2].startswith("(") and len(_quoted_words(match[2])) > 1):
             times.update({name: 2 for names in _CHANGED.findall(line) for name in names if name})
         else:
-            assigned.append((match[1], match[2].strip()))
+            assigned.append((number, match[1], match[2].strip()))
             times[match[1]] += 1 + (depth > 0)
-    found: dict[str, Any] = {name: Unknown(f"a script computes {name}") for name, count in times.items() if count > 1}
-    for name, value in assigned:
+    found = Names({name: Unknown(f"a script computes {name}") for name, count in times.items() if count > 1})
+    for number, name, value in assigned:
         if times[name] == 1:
+            found.before = "\n".join(line for _, line in lines[:number])
             is_array = value.startswith("(")
             words = _words(value[1:].removesuffix(")") if is_array else value, found, whole=not is_array)
             one = words[0] if len(words) == 1 else Unknown(f"a script computes {name}") if words else ""
             found[name] = words if is_array else one
+    found.before = "\n".join(line for _, line in lines)
     return found
 
 
-def _words(line: str, names: Mapping[str, Any], *, whole: bool = False) -> list[Any]:
+def _words(line: str, names: Names, *, whole: bool = False) -> list[Any]:
     """The words of a command; those that a script computes are `Unknown`. `whole`: the values of variables are not
     split into words, as on the right of an assignment."""
     found: list[Any] = []
@@ -235,7 +274,7 @@ def _words(line: str, names: Mapping[str, Any], *, whole: bool = False) -> list[
         else:
             made = word if literal else _substituted(word, names)
             splits = isinstance(made, str) and made != word and not quote and not whole
-            found += made.split() if splits else [made]
+            found += [Text(one, _assumed(made)) for one in made.split()] if splits else [made]
     return found
 
 
@@ -249,27 +288,58 @@ def _quote(word: str) -> str:
     return "'" if word[:1] == "'" == word[-1:] else '"' * ('"' in word)
 
 
-def _substituted(word: str, names: Mapping[str, Any]) -> Any:
+def _substituted(word: str, names: Names) -> Any:
     """The word with its variables; `Unknown` where one is none that is known, and keeps the part before `=`."""
     if word in ("$@", "$*", "${@}"):
         return ARGUMENTS
+    made = _expanded(word, names)
     key, equals, _ = word.partition("=")
-    unknown = None
+    return (key, made) if isinstance(made, Unknown) and equals and "$" not in key else made
 
-    def known(match: re.Match[str]) -> str:
-        nonlocal unknown
-        own = names.get(match[1] or match[2], Unknown(f"a script computes {match[0]}"))
-        if isinstance(own, str):
+
+def _expanded(text: str, names: Names) -> str | Unknown:
+    """The text with the values of its variables."""
+    made, rest = "", text
+    assumed: Mapping[str, str] = {}
+    while match := _VARIABLE.search(rest):
+        name, mark = match[1] or match[3], match[2] or "}"
+        end = match.end() if mark == "}" else _closing(rest, match.end())
+        own = names[name]
+        if own is None and name == "HOME":
+            own = Text(str(Path.home()), {name: str(Path.home())})
+        elif mark != "}" and own is None and name in os.environ:
+            return Unknown(f"the environment sets {name}")
+        elif mark != "}" and (own is None or (own == "" and mark[0] == ":")):
+            default = _expanded(rest[match.end() : end - 1], names)
+            new = {name: str(default)} if own is None else {}
+            own = default if isinstance(default, Unknown) else Text(default, {**_assumed(default), **new})
+        if isinstance(own, Unknown):
             return own
-        unknown = own if isinstance(own, Unknown) else Unknown(f"{match[0]} is an array")
-        return match[0]
+        if not isinstance(own, str):
+            why = "comes from the environment" if own is None else "is an array"
+            return Unknown(f"{rest[match.start() : end]} {why}")
+        plain, rest = rest[: match.start()], rest[end:]
+        if "${" in plain:
+            break
+        made, assumed = made + plain + own, {**assumed, **_assumed(own)}
+    else:
+        if "${" not in rest:
+            return Text(made + rest, assumed) if assumed else made + rest
+    return Unknown(f"a script computes {text}")
 
-    made = _VARIABLE.sub(known, word)
-    if unknown is None and re.search(r"\$\{\w+[^}]", made):
-        unknown = Unknown(f"a script computes {made}")
-    if unknown is None:
-        return made
-    return (key, unknown) if equals and "$" not in key else unknown
+
+def _assumed(text: str) -> Mapping[str, str]:
+    return text.assumed if isinstance(text, Text) else {}
+
+
+def _closing(text: str, start: int) -> int:
+    """The place after the brace that closes one that is open."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return place + 1
+    return len(text) + 1
 
 
 def _computed(word: str) -> Any:
@@ -286,14 +356,14 @@ def _flags(words: Sequence[Any]) -> dict[str, Any]:
     def close() -> None:
         if name:
             unknown = next((one for one in values if isinstance(one, Unknown)), None)
-            own = [scalar(one) if isinstance(one, str) else one for one in values]
+            own = [scalar(str(one)) if isinstance(one, str) else one for one in values]
             found[name] = unknown or (True if not own else own[0] if len(own) == 1 else own)
 
     for word in words:
         flag = word[0] if isinstance(word, tuple) else word
         if isinstance(flag, str) and re.match(r"--[A-Za-z]", flag):
             close()
-            name, equals, value = flag[2:].partition("=")
+            name, equals, value = str(flag)[2:].partition("=")
             values = [word[1]] if isinstance(word, tuple) else [value] if equals else []
         elif isinstance(word, Words):
             close()
@@ -311,7 +381,7 @@ def _overrides(words: Sequence[Any]) -> dict[str, Any]:
         if isinstance(word, tuple):
             found[word[0].lstrip("+")] = word[1]
         elif isinstance(word, str) and re.match(r"(\+{0,2}[\w.@/]+|--config-\w+)=", word):
-            key, _, value = word.partition("=")
+            key, _, value = str(word).partition("=")
             found[key.lstrip("+")] = scalar(value)
     return found
 

@@ -31,7 +31,6 @@ SPECIAL = {
     "--reward-name": ("environment.options.reward",),
     "--rewards": ("environment.options.reward",),
     "--weights": ("environment.options.reward",),
-    "--validation": ("environment.options.data",),
     "--verifiers": ("environment.options.data",),
 }
 """The settings that `recipe` makes of several keys, by their word in the column `here`."""

@@ -189,7 +189,7 @@ OF_NONE = (*CONDITIONS, "map", "swap", "pair")
 CLAUSES: Mapping[str, Callable[[Any, str, Look], Any]] = {
     "when": partial(_if, True),
     "unless": partial(_if, False),
-    "unknown": lambda value, why, look: Unknown(why),
+    "unknown": lambda value, why, look: Unknown(f"{why} ({value} there)" if isinstance(value, int) else why),
     "map": _map,
     "swap": _swap,
     "positive": _positive,

@@ -1,5 +1,6 @@
 """`squelch import`: a recipe that loads, with the values of the other trainer, or exit code 2."""
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def test_a_script_of_verl_becomes_a_recipe_for_its_gpus(tmp_path: Path, capsys) 
         "learner.optimizer.weight_decay=0.01  <-  actor_rollout_ref.actor.optim.weight_decay=0.01 (its default)" in said
     )
     assert "learner.minibatches: Their size, in prompts, there; their number here." in said
-    assert "no function is named" in said and "next: squelch plan " in said
+    assert "no function is named; verl chooses a built-in one" in said and "next: squelch plan " in said
+    assert said.endswith("mine.yaml environment.options.reward=FILE.py:FUNCTION\n"), "it would be refused without"
     assert (tmp_path / "mine.yaml").read_text().startswith("# Imported from verl's ")
 
 
@@ -148,7 +150,10 @@ def test_a_key_of_verl_becomes_its_setting(tmp_path: Path, changes: dict[str, st
         ),
         ({"actor_rollout_ref.actor.ppo_epochs": "2"}, "ppo_epochs=2: Every trajectory is trained on once."),
         ({"a.new.key": "3"}, "a.new.key: no key of verl"),
-        ({"trainer.total_training_steps": "null"}, "trainer.total_epochs: loop.steps: give epochs"),
+        (
+            {"trainer.total_training_steps": "null", "trainer.total_epochs": "15"},
+            "trainer.total_epochs: loop.steps: give epochs * rows / loop.prompts (15 there)",
+        ),
     ],
 )
 def test_what_has_no_counterpart_and_what_is_unknown_is_said(tmp_path: Path, capsys, changes, says: str) -> None:
@@ -178,6 +183,101 @@ def test_without_a_value_that_a_recipe_needs_the_exit_code_is_2_and_nothing_is_w
     given = {"environment.options.data": "b.parquet", "model.path": "some/model"}.get(setting, "4")
     code, found = imported(tmp_path, "run.sh", text, f"{setting}={given}", "learner.minibatches=1")
     assert code == 0 and str(found[setting]) == given
+
+
+def test_the_next_command_has_the_number_of_gpus(tmp_path: Path, capsys) -> None:
+    assert imported(tmp_path, "run.sh", verl(**{"trainer.nnodes": "2"}))[0] == 0
+    assert "mine.yaml --gpus 16 --device-gib GIB; squelch train " in capsys.readouterr().out
+    (tmp_path / "mine.yaml").unlink()
+    assert imported(tmp_path, "run.sh", verl(**{"trainer.nnodes": "$NODES"}))[0] == 0
+    assert "--gpus N --device-gib GIB" in capsys.readouterr().out
+
+
+def test_what_the_user_gives_is_not_called_unknown_and_decides_what_follows_from_it(tmp_path: Path, capsys) -> None:
+    text = verl(
+        **{"data.train_files": "$DATA", "trainer.total_training_steps": "null", "actor_rollout_ref.rollout.n": "$N"}
+    )
+    given = [
+        "environment.options.data=own.jsonl",
+        "environment.options.reward=mine.py:right",
+        "loop.steps=20",
+        "sampling.group_size=4",
+        "rollout.tensor_parallel_size=2",
+    ]
+    code, found = imported(tmp_path, "run.sh", text, *given)
+    recipe, said = (tmp_path / "mine.yaml").read_text(), capsys.readouterr().out
+    assert code == 0 and "# unknown" not in recipe and "\nunknown\n" not in said
+    assert found["environment.options.data"] == "own.jsonl" and "  loop.steps=20  <-  as given" in said
+    assert (found["rollout.num_gpus"], found["learner.ranks"], found["rollout.count"]) == (2, 5, 1)
+
+
+def test_files_of_validation_are_those_of_the_configuration_whatever_their_names(tmp_path: Path, capsys) -> None:
+    code, found = imported(tmp_path, "run.sh", verl(**{"data.val_files": "test.parquet"}))
+    said = capsys.readouterr().out
+    assert code == 0 and found["environment.options.validation_data"] == "test.parquet"
+    assert "environment.options.data='train.parquet'  <-  data.train_files='train.parquet'" in said
+    assert "environment.options.validation_data='test.parquet'  <-  data.val_files='test.parquet'" in said
+    (tmp_path / "mine.yaml").unlink()
+    code, found = imported(tmp_path, "run.sh", verl(**{"data.val_files": "train.parquet"}))
+    assert code == 0 and "environment.options.validation_data" not in found
+    assert (
+        "data.val_files='train.parquet': It is trained on; every eighth prompt is held out." in capsys.readouterr().out
+    )
+
+
+def test_every_key_that_became_a_setting_is_printed_as_it_is_spelled(tmp_path: Path, capsys) -> None:
+    (tmp_path / "score.py").write_text("def mine(**_): ...\n")
+    path = {"custom_reward_function.path": str(tmp_path / "score.py"), "custom_reward_function.name": "mine"}
+    assert imported(tmp_path, "run.sh", verl(**path))[0] == 0
+    said = capsys.readouterr().out
+    assert re.search(r"  environment\.options\.reward=.*  <-  custom_reward_function\.path=", said)
+    assert "It calls mine of that file (custom_reward_function.name)." in said
+    for setting in ("learner.ranks=4", "rollout.count=4", "rollout.num_gpus=0.7", "scorer.num_gpus=0.3"):
+        assert f"  {setting}  <-  trainer.n_gpus_per_node=8" in said
+
+
+def test_homes_of_paths_are_shown_as_they_are_taken_and_values_of_nothing_are_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = verl(**{"actor_rollout_ref.model.path": "~/models/a", "reward_model.reward_manager": "null"})
+    code, found = imported(tmp_path, "run.sh", text)
+    said = capsys.readouterr().out
+    assert code == 0 and found["model.path"] == "/home/me/models/a" and "  model.path='/home/me/models/a'  <-  " in said
+    assert "reward_manager" not in said
+
+
+def test_home_and_a_scripts_own_values_are_taken_and_the_recipe_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = "MODEL=${MODEL:-Qwen/Qwen2.5-7B}\n" + verl(
+        **{"data.train_files": "$HOME/data/train.parquet", "actor_rollout_ref.model.path": "$MODEL"}
+    )
+    code, found = imported(tmp_path, "run.sh", text)
+    assert code == 0 and found["environment.options.data"] == "/home/me/data/train.parquet"
+    assert found["model.path"] == "Qwen/Qwen2.5-7B"
+    recipe = (tmp_path / "mine.yaml").read_text()
+    assert "# chosen: HOME: /home/me, yours as of this import" in recipe
+    assert "# chosen: environment: the script's own values for variables that it does not set: MODEL='Qwen/" in recipe
+
+
+def test_a_reward_function_that_is_not_there_is_named(tmp_path: Path, capsys) -> None:
+    assert imported(tmp_path, "run.sh", verl(**{"custom_reward_function.path": "gone/score.py"}))[0] == 0
+    assert "custom_reward_function.path: gone/score.py is not there: " in capsys.readouterr().out
+
+
+def test_a_recipe_without_a_reward_is_refused_for_the_reward_alone(tmp_path: Path, capsys) -> None:
+    assert imported(tmp_path, "run.sh", verl(**{"data.train_files": "/nowhere/train.parquet"}))[0] == 0
+    assert main(["config", str(tmp_path / "mine.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "environment.options.reward: Field required" in said and "if it has moved" not in said
+
+
+def test_engines_that_leave_no_gpu_for_a_learner_are_named(tmp_path: Path, capsys) -> None:
+    code, found = imported(tmp_path, "run.sh", verl(**{"actor_rollout_ref.rollout.tensor_model_parallel_size": "8"}))
+    assert code == 0 and "learner.ranks" not in found
+    assert "8 GPUs are too few for a learner, a scorer and rollout.tensor_parallel_size=8" in capsys.readouterr().out
 
 
 def test_a_recipe_is_never_overwritten(tmp_path: Path, capsys) -> None:

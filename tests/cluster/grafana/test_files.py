@@ -79,7 +79,13 @@ def test_an_export_holds_the_rules_and_dashboards_as_objects_of_kubernetes_too(t
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--docs", "docs/guide"), "--docs 'docs/guide' is not an address"), (("--label", "release"), "is not KEY=VALUE")],
+    [
+        (("--docs", "docs/guide"), "--docs 'docs/guide' is not an address"),
+        (("--docs", "https://example.com/*/docs"), "and only at the end, as in https://example.com/docs/*.html"),
+        (("--docs", "https://example.com/*.html/docs"), "and only at the end"),
+        (("--docs", "https://example.com/docs/*"), "and only at the end"),
+        (("--label", "release"), "is not KEY=VALUE"),
+    ],
 )
 def test_a_wrong_address_or_label_is_refused_by_name(tmp_path: Path, capsys, words: tuple[str, ...], says: str) -> None:
     assert export(tmp_path / "out", *words) == 2

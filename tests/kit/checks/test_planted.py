@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from docs.writers.checks import formats_of
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.run import CHECKS, CheckResult, check
 from tests.kit.checks.bank import END, WRITERS, Rollout, by_group, by_step, run, verifiers, with_advantages
@@ -122,7 +123,7 @@ def test_a_clean_run_is_sound_where_the_table_says_that_the_format_has_what_a_ch
     found = checked(name, tmp_path, run(validation=6), WITH_TEMPERATURE)
     assert [fault.says for fault in found.faults] == []
     told = verdicts(found)
-    wanted = {one.name for one in checks().values() if name in one.formats and one.name in CHECKS}
+    wanted = {one.name for one in checks().values() if name in formats_of(one) and one.name in CHECKS}
     assert {one: told[one] for one in wanted} == dict.fromkeys(wanted, "sound")
 
 
@@ -136,7 +137,7 @@ def test_a_planted_fault_is_found_in_every_form_and_named(fault, name, tmp_path)
     found = checked(name, tmp_path, rollouts, WITH_TEMPERATURE)
     assert [one.name for one in found.faults] == [expected], [one.says for one in found.faults]
     (one,) = found.faults
-    assert one.count and one.of and one.examples and one.size is not None and name in checks()[expected].formats
+    assert one.count and one.of and one.examples and one.size is not None and name in formats_of(checks()[expected])
 
 
 @pytest.mark.parametrize("name", ["nemo_rl", "squelch", "art"])
@@ -166,7 +167,7 @@ def test_a_rule_that_changes_at_a_step_is_found_there_whatever_the_new_one_is(na
 
 def test_every_pair_of_check_and_format_that_needs_no_more_than_the_files_is_planted() -> None:
     planted = {(check, name) for _, check, names in PLANTED.values() for name in names}
-    told = {(one.name, name) for one in checks().values() for name in one.formats if name in WRITERS}
+    told = {(one.name, name) for one in checks().values() for name in formats_of(one) if name in WRITERS}
     told = {(check, name) for check, name in told if check in CHECKS}
     no_text = {("failures_as_rewards", name) for name in ("nemo_rl", "squelch", "art")}
     assert told - planted <= no_text | {("mixed_groups", "squelch")}, "the archive writes a group with one task"

@@ -14,6 +14,10 @@ MODEL=Qwen/Qwen3-4B   # the model
 LR="5e-7"
 GPUS=$(nvidia-smi -L | wc -l)
 BATCH=${BATCH:-128}
+SEED=${SEED:-$(date +%s)}
+LENGTH=$(((1024 + 1) * 2))
+ENTROPY=${PATH:-0.1}
+CLIP=${N:-1}
 if [ -n "$FAST" ]; then
   SAMPLES=4
 fi
@@ -23,6 +27,7 @@ LATE=2
 for size in 1 2; do N=$size; done
 RL=(
    --rollout.batch_size ${BATCH}
+   --actor.entropy_coef $ENTROPY --actor.dual_clip $CLIP --ppo.seed $SEED --generate.max_len $LENGTH
    --rollout.n_samples_per_prompt $SAMPLES  # a comment's $(touch EXECUTED)
    --actor.eps_clip_low_high 0.2 0.28
 )
@@ -54,15 +59,73 @@ def test_a_shell_script_is_read_as_text_and_what_it_computes_is_unknown(
         "actor.max_norm": 0.5,
         "vllm.enforce_eager": True,
         "data.input_key": "a $b",
+        "rollout.batch_size": 128,  # of the script, for an environment without it
     }
+    assert source.assumed == {"BATCH": "128"}
     unknown = source.values.keys() - known
     assert unknown == {
         "actor.num_gpus_per_node",  # a command's output
-        "rollout.batch_size",  # of the environment, or a default
+        "generate.max_len",  # a product
+        "ppo.seed",  # of the environment, or a command's output
+        "actor.entropy_coef",  # of the environment
+        "actor.dual_clip",  # the loop's variable, or a default
         "rollout.n_samples_per_prompt",  # assigned in a block
         "train.seed",  # a loop's variable
         "ckpt.save_steps",  # assigned twice
     }
+    assert source.values["generate.max_len"].why == "a script computes $(((1024+1)*2))"
+
+
+DEFAULTS = """
+export VLLM_USE_V1=1
+DATA=${DATA:-"${HOME}/data set"}
+MODEL=${MODEL:-$HOME/models/Qwen2.5-7B}
+TRAIN=${TRAIN:-"$DATA/train.parquet"}
+FILES="['$TRAIN', '${SECOND-/b.parquet}']"
+EMPTY=
+GROUP=${EMPTY:-5}
+RATE=1e-6
+EXTRA=(
+)
+python3 -m verl.trainer.main_ppo data.train_files="$FILES" actor_rollout_ref.model.path=${MODEL} "${EXTRA[@]}" \\
+  actor_rollout_ref.rollout.n=${GROUP:-9} actor_rollout_ref.actor.optim.lr=${RATE:-5} data.seed=${UNSET} \\
+  data.max_prompt_length=${LATE:-7} actor_rollout_ref.rollout.top_k=${#RATE}{end}
+"""
+
+
+def test_home_and_what_a_script_has_for_an_unset_variable_are_known_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    source = read(script(tmp_path, DEFAULTS.replace("{end}", "\nLATE=8\nRATE=1\n")))
+    known = {key: value for key, value in source.values.items() if not isinstance(value, Unknown)}
+    assert known == {
+        "data.train_files": ["/home/me/data set/train.parquet", "/b.parquet"],
+        "actor_rollout_ref.model.path": "/home/me/models/Qwen2.5-7B",
+        "actor_rollout_ref.rollout.n": 5,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "data.max_prompt_length": 7,
+    }
+    assert source.assumed == {
+        "HOME": "/home/me",
+        "DATA": "/home/me/data set",
+        "MODEL": "/home/me/models/Qwen2.5-7B",
+        "TRAIN": "/home/me/data set/train.parquet",
+        "SECOND": "/b.parquet",
+        "LATE": "7",
+    }
+    assert source.values["data.seed"] == Unknown("${UNSET} comes from the environment") and not source.more
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["source env.sh", ". ./env.sh", "declare LR=3", "read -r LR", "printf -v LR %s 3", "LR=3 true", "export LR"],
+)
+def test_a_variable_that_a_script_may_set_in_another_way_is_unknown(tmp_path: Path, before: str) -> None:
+    command = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.optim.lr="
+    for value in ("${LR:-5}", "$LR"):
+        source = read(script(tmp_path, f"{before}\n{command}{value}\n"))
+        assert isinstance(source.values["actor_rollout_ref.actor.optim.lr"], Unknown), value
 
 
 def test_hydras_overrides_in_a_script_are_verls_and_the_rest_is_not(tmp_path: Path) -> None:
