@@ -33,7 +33,6 @@ TESTED_IN = {
     "cluster/test_cli": "squelch/cluster/commands: tiny",
     "cluster/test_config": "squelch/cluster: wrong_settings",
     "deploy/test_dashboards": "squelch/deploy/boards: colors",
-    "e2e/test_whole_run": "squelch/cluster/commands/existing_runs: eval",
     "envs/adapters/test_reasoning_gym": "squelch/envs/adapters: own_process",
     "envs/agent/test_agent": "squelch/envs/agent: command ending environment_variables host kept result untrained",
     "envs/own_process/test_own_process": "squelch/envs/own_process: child",

@@ -6,16 +6,21 @@ import json
 import math
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from openai import APIConnectionError, OpenAI
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from squelch.cluster.cli import main
 from squelch.cluster.fleet import local_ray
@@ -24,20 +29,11 @@ from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import STEPS, Finished, Run, assert_sound, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others
-from tests.prometheus import dashboard_queries, need_prometheus
+from tests.prometheus import dashboard_queries, free_ports, need_prometheus
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
-VLLM = """
-import json, sys
-from vllm import LLM, SamplingParams
-ids = json.loads(sys.argv[2])
-engine = LLM(sys.argv[1], max_model_len=256, enforce_eager=True, kv_cache_memory_bytes=2**26)
-(found,) = engine.generate([{"prompt_token_ids": ids}], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-print(json.dumps([one[token].logprob for token, one in zip(ids[1:], found.prompt_logprobs[1:])]))
-"""
-"""A user's own program, which knows nothing of Squelch."""
-ONE_PROCESS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+SERVER = "vllm.entrypoints.openai.api_server"
+ALONE = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
@@ -185,20 +181,58 @@ def test_eval_plays_the_fixed_tasks_with_a_checkpoint(whole: Finished) -> None:
     assert json.loads((whole.folder / "interventions" / f"step-{STEPS:06d}.json").read_text()) == found
 
 
-def test_plain_vllm_loads_an_export_and_scores_as_transformers_does(whole: Finished, tmp_path: Path) -> None:
+@contextmanager
+def vllm_serve(folder: Path, log: Path) -> Iterator[OpenAI]:
+    """A client of vLLM's server, as evaluate.md starts it beside vLLM's CPU build; it knows nothing of Squelch."""
+    words = ["--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--kv-cache-memory-bytes", str(2**26)]
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", SERVER, "--model", folder, "--port", str(port := free_ports(1)[0]), *words],
+            env=os.environ | ALONE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+            for _ in range(600):
+                with suppress(APIConnectionError):
+                    client.models.list()
+                    break
+                assert server.poll() is None, log.read_text()[-3000:]
+                time.sleep(1)
+            yield client
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(60)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_a_served_export_is_asked_and_answers_as_the_run_and_scores_as_transformers_does(
+    whole: Finished, tmp_path: Path
+) -> None:
     target = tmp_path / "policy"
     assert main(["export", str(whole.folder), str(target), "--checkpoint", "last", "--dtype", "bfloat16"]) == 0
-    ids = read_groups(whole.folder).column("token_ids")[0].as_py()[:64]
-    done = subprocess.run(
-        [sys.executable, "-c", VLLM, str(target), json.dumps(ids)],
-        env=os.environ | ONE_PROCESS, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
-    assert model.dtype == torch.bfloat16
+    row = read_groups(whole.folder).slice(0, 1).to_pylist()[0]
+    ids, fed = row["token_ids"][:64], row["token_ids"][: row["turns"][0]["sample_start"]]
+    shown = AutoTokenizer.from_pretrained(target).decode(fed)
+    messages = [{"role": role, "content": text} for role, text in re.findall(r"(?s)<\|(\w+)\|>(.*?)<\|end\|>", shown)]
+    with vllm_serve(target, tmp_path / "serve.log") as client:
+        scored = client.completions.create(
+            model=str(target), prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0}
+        ).choices[0]
+        said = client.chat.completions.create(
+            model=str(target), messages=messages, temperature=0, max_tokens=48, extra_body={"return_token_ids": True}
+        )
+    assert said.prompt_token_ids == fed, "the run's prompt, its reasoning opened"
+    assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.no_grad():
-        log_probs = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+        log_probs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        greedy = model.generate(torch.tensor([fed]), do_sample=False, top_k=None, top_p=None, max_new_tokens=48)
     theirs = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
-    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), theirs, atol=0.2)
+    served = [one[str(token)]["logprob"] for token, one in zip(ids[1:], scored.prompt_logprobs[1:], strict=True)]
+    np.testing.assert_allclose(served, theirs, atol=1e-3)
+    assert said.choices[0].token_ids == greedy[0, len(fed) :].tolist()
     after, card = summary(whole.folder)["success"]["after"], (target / "README.md").read_text()
     assert f"- step {STEPS}: {after['success']:.3f}, 95% [{after['low']:.3f}, {after['high']:.3f}]" in card

@@ -30,8 +30,10 @@ class Wanted:
 
 
 def presume(name: str, wanted: Wanted) -> None:
-    """Puts it there; KeyError where the table has no such name."""
-    if not (wanted.folder / name).exists():
+    """Puts it there, or starts it; KeyError where no table has such a name."""
+    if name in STARTED:
+        STARTED[name](wanted)
+    elif not (wanted.folder / name).exists():
         TABLE[name](wanted)
 
 
@@ -171,7 +173,11 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "my_env.py": _my_env,
     "conversations.jsonl": _conversations,
     "models/own": lambda wanted: _model_at(wanted, "models/own"),
+}
+"""Files and folders, which are not put where they are already."""
+STARTED: Mapping[str, Callable[[Wanted], None]] = {
     "bucket": _bucket,
     "cluster": lambda wanted: wanted.shell("ray start --head --port=6379"),
     "live-runs": _live_runs,
 }
+"""What is no file: a checkout has a folder `cluster`."""

@@ -7,7 +7,7 @@ from squelch.cluster.cli import COMMANDS
 from tests.walk.commands import bound, commands
 from tests.walk.pages import PageFault, read_page
 from tests.walk.places import ROOT
-from tests.walk.presumed import TABLE
+from tests.walk.presumed import STARTED, TABLE
 
 FENCED = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -68,7 +68,7 @@ def test_a_page_that_says_too_little_is_refused_with_the_line(lines: list[str], 
 @pytest.mark.parametrize("name", FENCED)
 def test_every_page_with_a_block_can_be_walked_and_presumes_only_what_the_table_has(name: str) -> None:
     for block in read_page(name, FENCED[name]).blocks:
-        assert set(block.presumes) <= {*TABLE, "prompts"}
+        assert set(block.presumes) <= {*TABLE, *STARTED, "prompts"}
         assert block.kind != "commands" or commands(block.text)
 
 

@@ -158,6 +158,12 @@ def test_a_runs_groups_are_ranked_step_by_step(tmp_path, capsys) -> None:
     assert output(capsys, "filter", str(folder / "groups"), "--rule", "top_k", "--rho", "0.4") == found
 
 
+def test_a_run_is_found_by_its_name(tmp_path, capsys, monkeypatch) -> None:
+    folder = run_folder(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert output(capsys, "filter", "run") == output(capsys, "filter", str(folder))
+
+
 def test_steps_that_are_missing_in_between_are_reported(tmp_path, capsys) -> None:
     """They were left out without a word."""
     folder = run_folder(tmp_path)

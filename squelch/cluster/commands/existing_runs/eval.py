@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import in_store, run_folder
+from squelch.cluster.commands.arguments import RUNS, in_store, run_folder
 from squelch.kit.process.terminal import say
 
 
@@ -17,6 +17,8 @@ def run(options: argparse.Namespace) -> int:
     chosen = options.checkpoint or ["initial" if recipe else "best"]
     numbers = options.tasks, options.temperature, options.samples
     asked = Asked(chosen, *numbers, options.interventions, options.json, options.overrides)
+    if recipe and not recipe.endswith((".yaml", ".yml")) and not options.json:
+        say(f"{RUNS} holds no run {recipe}: the recipe of that name is played, with {' and '.join(chosen)}")
     if recipe or not in_store(place):
         return evaluate(asked, recipe or run_folder(Path(place)), say)
     from squelch.cluster.runs.in_store.reading import local_copy

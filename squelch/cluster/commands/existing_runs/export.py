@@ -23,19 +23,30 @@ TOLD = (
 )
 """Settings that the card lists; of a block, those below it."""
 
+OPENED = (
+    "The chat template ends a prompt with `<think>`, so a reply begins inside the reasoning: thoughts, `</think>`, the "
+    "answer. In later turns give the whole reply back as it came, without a reasoning parser of the server."
+)
+PLAIN = "Prompts are those of the chat template."
+
 
 def run(options: argparse.Namespace) -> int:
     """Writes the folder."""
+    from squelch.actors.formats.served import as_played
     from squelch.cluster.loop.evaluation import saved_weights
     from squelch.cluster.runs.folder import RunFolder
+    from squelch.envs.registry import plays_whole_turns
     from squelch.kit.models.copied import copy_model
 
     if options.target.exists():
         raise UserError(f"{options.target} exists; give another folder, or remove it")
     folder = RunFolder(run_folder(options.run_dir))
-    weights = saved_weights(folder.config(), options.run_dir, options.checkpoint, say)
+    config = folder.config()
+    weights = saved_weights(config, options.run_dir, options.checkpoint, say)
     with as_user_error():
-        copy_model(weights.folder, options.target, options.dtype, {CARD: card(folder, weights)})
+        opens = not any(plays_whole_turns(entry.environment) for entry in config.mixture.entries)
+        files = as_played(weights.folder, opens, config.sampling.temperature)
+        copy_model(weights.folder, options.target, options.dtype, files | {CARD: card(folder, weights, opens)})
     name = options.target.name
     say(
         f"{options.target}: {options.run_dir.name} at {weights.name}, with {CARD}\n"
@@ -44,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def card(folder: RunFolder, weights: Weights) -> str:
-    """The model card of a run's checkpoint."""
+def card(folder: RunFolder, weights: Weights, opens: bool) -> str:
+    """The model card of a run's checkpoint. `opens`: whether the chat template opens the reasoning of a turn."""
     from squelch.cluster.setting_keys import environment_name
 
     settings, lines, step = folder.settings(), folder.metrics(), weights.step or 0
@@ -58,6 +69,7 @@ def card(folder: RunFolder, weights: Weights) -> str:
         f"The policy of a run of Squelch on {environment_name(settings)}, {_moment(step)}.",
         "## Success\n\n" + "\n".join(_success(lines, step)),
         "## Reasoning\n\n" + (f"Regime at the last scored step: `{regime}`." if regime else "It was not scored."),
+        f"## Chat\n\n{OPENED if opens else PLAIN}",
         "## Settings\n\n```yaml\n" + "\n".join(_told(settings)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"

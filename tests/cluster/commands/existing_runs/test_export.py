@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs.export import _regime
@@ -42,6 +42,20 @@ def test_the_card_has_settings_success_with_intervals_and_the_regime(tmp_path: P
     assert card.startswith("---\nlibrary_name: transformers\n") and "# run, step 2" in card
     assert "learner.optimizer.learning_rate: " in card and "Regime at the last scored step: `template`." in card
     assert "- step 0: 0.125, 95% [0.022, 0.471]\n- step 2: " in card
+
+
+def test_an_export_asks_for_turns_as_the_run_did(tmp_path: Path) -> None:
+    run, target = lay(tmp_path), tmp_path / "out"
+    assert main(["export", str(run), str(target), "--checkpoint", "2"]) == 0
+    asked = [{"role": "user", "content": "up"}]
+    prompt = AutoTokenizer.from_pretrained(target).apply_chat_template(
+        asked, add_generation_prompt=True, tokenize=False
+    )
+    assert (
+        prompt.endswith("<|assistant|><think>") and "ends a prompt with `<think>`" in (target / "README.md").read_text()
+    )
+    found = GenerationConfig.from_pretrained(target)
+    assert (found.temperature, found.top_k, found.eos_token_id) == (1.0, 0, [2])
 
 
 def test_a_regime_is_that_of_the_scored_step_whichever_line_has_it() -> None:
