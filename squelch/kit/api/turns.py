@@ -281,8 +281,10 @@ class TurnReader:
         return SampledTurn([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 
     def asked(self, rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
-        """The texts of the rows' prompts."""
+        """The texts of the rows' prompts, without those of later turns that are no samples."""
         for _, row in rows:
+            if self._is_later(row):
+                continue
             if row.get("prompt_ids") is not None:
                 yield self._encoder.decode(row["prompt_ids"])
             else:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from squelch.actors.formats.tokens import reasoning_span
 from squelch.envs.format import parse
-from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, spans_of
+from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
 from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
 from squelch.kit.api.samples import Reasonings, SampleReader
 from squelch.kit.api.turns import LATER
@@ -391,6 +391,14 @@ def test_runs_files_and_the_api_end_a_reasoning_at_the_first_closing(turn, reaso
 
 
 # --- what is not what it seems ---
+
+
+def test_where_nothing_is_marked_only_turns_that_are_scored_say_what_prompts_ask_for() -> None:
+    tokenizer = chatml_bpe()
+    first, later = {"prompt": "end with Answer: x", "completion": "go up", "turn": 0}, {"turn": 1, "content": None}
+    found = read(tokenizer, first, later, later, template=None)
+    assert found.excluded == {UNMARKED: 1} and found.asked == "Answer:" and found.turns["later"] == 2
+
 
 
 def test_nulls_that_arrow_put_into_messages_are_dropped() -> None:
