@@ -21,8 +21,10 @@ from typing import Any, Literal, NamedTuple
 from squelch.kit.api.completions import (
     CALLS_ONLY,
     EMPTY,
+    HALF_CHARACTER,
     NO_TOKENS,
     SUMMARY,
+    UNREADABLE,
     Spans,
     Where,
     calls_tools,
@@ -158,6 +160,8 @@ class TurnReader:
         if row.get("reasoning_ids") is None and not row["reasoning"].strip():
             return EMPTY
         if row.get("reasoning_ids") is None:
+            if UNREADABLE in row["reasoning"]:
+                return HALF_CHARACTER
             ids = self._encoder.encode(number, [(row["reasoning"], False)])
             return SampledTurn(fed, ids, Spans(0, len(ids), None), row["reasoning"], False)
         ids, answer = list(row["reasoning_ids"]), list(row.get("answer_ids") or [])
@@ -276,7 +280,12 @@ class TurnReader:
             return EMPTY
         if not self._encoder.knows(ids[: found.end]):
             return NO_TOKENS
-        if found.answer_end is not None and not self._encoder.knows(ids[found.end : found.answer_end]):
+        if UNREADABLE in text[spans.start : spans.end]:
+            return HALF_CHARACTER
+        if found.answer_end is not None and (
+            UNREADABLE in text[spans.end : spans.answer_end]
+            or not self._encoder.knows(ids[found.end : found.answer_end])
+        ):
             found = found._replace(answer_end=None)
         return SampledTurn([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 

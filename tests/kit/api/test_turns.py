@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from squelch.actors.formats.tokens import reasoning_span
 from squelch.envs.format import parse
-from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
+from squelch.kit.api.completions import CALLS_ONLY, HALF_CHARACTER, NO_TOKENS, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
 from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
 from squelch.kit.api.samples import Reasonings, SampleReader
 from squelch.kit.api.turns import LATER
@@ -182,6 +182,23 @@ def test_a_completion_with_words_that_have_no_tokens_is_left_out_and_the_others_
     assert found.excluded == {NO_TOKENS: 1} and found.rows.tolist() == [2, 3]
     with pytest.raises(BadSample, match="row 1: the tokenizer of the model cannot express"):
         read(tiny_words(), rows[1] | {"prompt": "upgoal"}, template=None)
+
+
+def test_a_text_that_lost_half_a_character_is_left_out_and_its_ids_are_exact() -> None:
+    """What a policy sampled of a character is U+FFFD in a trainer's text, which has other tokens."""
+    tokenizer = chatml_bpe()
+    half = tokenizer.encode("ж", add_special_tokens=False).ids[:1]
+    asked, closing = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("go<think>", "</think> goal"))
+    ids = [*tokenizer.encode("up", add_special_tokens=False).ids, *half]
+    said = tokenizer.decode([*ids, *closing], skip_special_tokens=False)
+    assert "\ufffd" in said
+    spoken = {"prompt": [{"role": "user", "content": "go"}], "completion": [{"role": "assistant", "content": said}]}
+    for row in ({"prompt": "go<think>", "completion": said}, spoken, {"prompt": "go", "reasoning": said}):
+        assert read(tokenizer, row, template=OPENING).excluded == {HALF_CHARACTER: 1}, row
+    exact = read(tokenizer, {"prompt_ids": asked, "completion_ids": [*ids, *closing]}, template=None)
+    assert exact.ids[0].tolist() == ids
+    answered = read(tokenizer, {"prompt": "go<think>", "completion": "up</think> \ufffd"}, template=None)
+    assert answered.texts == ["up"] and answered.answers == [None]
 
 
 # --- several turns ---
@@ -398,7 +415,6 @@ def test_where_nothing_is_marked_only_turns_that_are_scored_say_what_prompts_ask
     first, later = {"prompt": "end with Answer: x", "completion": "go up", "turn": 0}, {"turn": 1, "content": None}
     found = read(tokenizer, first, later, later, template=None)
     assert found.excluded == {UNMARKED: 1} and found.asked == "Answer:" and found.turns["later"] == 2
-
 
 
 def test_nulls_that_arrow_put_into_messages_are_dropped() -> None:
