@@ -24,6 +24,7 @@ from squelch.kit.api.completions import (
     HALF_CHARACTER,
     NO_TOKENS,
     SUMMARY,
+    UNCLOSED,
     UNREADABLE,
     Spans,
     Where,
@@ -225,6 +226,8 @@ class TurnReader:
                 yield SUMMARY
             elif parts.calls and not parts.reasoning and not parts.content.strip():
                 yield CALLS_ONLY
+            elif parts.reasoning.strip() and not parts.content.strip() and not parts.calls:
+                yield UNCLOSED  # parsers move a reasoning that was cut out of the content too
             else:
                 before = self._rendered[asked.key] if asked else self._shown(number, row)
                 turn = self._written(number, row, place, parts)

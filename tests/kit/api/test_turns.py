@@ -307,6 +307,13 @@ def test_a_template_that_opens_the_reasoning_is_not_opened_twice() -> None:
         assert x.endswith("assistant\n<think>\n") and z.strip() == "so up" and str(answer).endswith("up"), template
 
 
+def test_a_reasoning_that_a_parser_moved_and_nothing_follows_was_never_closed() -> None:
+    """TRL's parser gives a reasoning that the token limit cut the same form as one that was closed."""
+    said = {"role": "assistant", "reasoning_content": "go up", "content": ""}
+    found = read(chatml_bpe(), {"prompt": [{"role": "user", "content": "go"}], "completion": [said]})
+    assert found.excluded == {UNCLOSED: 1}
+
+
 def test_a_turn_that_only_calls_tools_is_counted_and_no_reasoning() -> None:
     found = read(chatml_bpe(), spoken_row(), turns="all")
     assert found.excluded == {CALLS_ONLY: 1} and len(found.ids) == 1 and found.reasoned == 0.5
