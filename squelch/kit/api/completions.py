@@ -24,6 +24,9 @@ TEXT_BEFORE = "text before the reasoning"
 SUMMARY = "a summary of the reasoning, not the reasoning"
 CALLS_ONLY = "calls of tools without reasoning"
 NO_TOKENS = "words that the tokenizer has no tokens for"
+HALF_CHARACTER = "a part of a character, of which text does not tell the tokens: give ids"
+UNREADABLE = "\ufffd"
+"""What a text has in the place of bytes that are no character."""
 
 TOOL_CALLS = (
     "<tool_call",

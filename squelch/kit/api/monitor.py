@@ -33,6 +33,7 @@ from squelch.kit.api.arrays import numbers
 from squelch.kit.api.completions import (
     CALLS_ONLY,
     EMPTY,
+    HALF_CHARACTER,
     MARKERS,
     NO_ANSWER,
     NO_TOKENS,
@@ -63,9 +64,9 @@ if TYPE_CHECKING:
 
 REASONS = dict.fromkeys((EMPTY, UNMARKED, TEXT_BEFORE, CALLS_ONLY), "empty")
 REASONS |= {UNCLOSED: "unclosed", NO_ANSWER: "unclosed"}
-REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite"}
+REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite", HALF_CHARACTER: "non_finite"}
 """The metric's reason for each reason of a sample's exclusion; a completion that does not begin with its reasoning has
-none where one is expected, and words without tokens have no likelihood."""
+none where one is expected, and words without tokens, or of unknown ones, have no likelihood."""
 
 
 class Monitor:

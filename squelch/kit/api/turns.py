@@ -21,8 +21,11 @@ from typing import Any, Literal, NamedTuple
 from squelch.kit.api.completions import (
     CALLS_ONLY,
     EMPTY,
+    HALF_CHARACTER,
     NO_TOKENS,
     SUMMARY,
+    UNCLOSED,
+    UNREADABLE,
     Spans,
     Where,
     calls_tools,
@@ -158,6 +161,8 @@ class TurnReader:
         if row.get("reasoning_ids") is None and not row["reasoning"].strip():
             return EMPTY
         if row.get("reasoning_ids") is None:
+            if UNREADABLE in row["reasoning"]:
+                return HALF_CHARACTER
             ids = self._encoder.encode(number, [(row["reasoning"], False)])
             return SampledTurn(fed, ids, Spans(0, len(ids), None), row["reasoning"], False)
         ids, answer = list(row["reasoning_ids"]), list(row.get("answer_ids") or [])
@@ -221,6 +226,8 @@ class TurnReader:
                 yield SUMMARY
             elif parts.calls and not parts.reasoning and not parts.content.strip():
                 yield CALLS_ONLY
+            elif parts.reasoning.strip() and not parts.content.strip() and not parts.calls:
+                yield UNCLOSED  # parsers move a reasoning that was cut out of the content too
             else:
                 before = self._rendered[asked.key] if asked else self._shown(number, row)
                 turn = self._written(number, row, place, parts)
@@ -276,13 +283,20 @@ class TurnReader:
             return EMPTY
         if not self._encoder.knows(ids[: found.end]):
             return NO_TOKENS
-        if found.answer_end is not None and not self._encoder.knows(ids[found.end : found.answer_end]):
+        if UNREADABLE in text[spans.start : spans.end]:
+            return HALF_CHARACTER
+        if found.answer_end is not None and (
+            UNREADABLE in text[spans.end : spans.answer_end]
+            or not self._encoder.knows(ids[found.end : found.answer_end])
+        ):
             found = found._replace(answer_end=None)
         return SampledTurn([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 
     def asked(self, rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
-        """The texts of the rows' prompts."""
+        """The texts of the rows' prompts, without those of later turns that are no samples."""
         for _, row in rows:
+            if self._is_later(row):
+                continue
             if row.get("prompt_ids") is not None:
                 yield self._encoder.decode(row["prompt_ids"])
             else:

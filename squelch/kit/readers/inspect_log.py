@@ -1,7 +1,7 @@
 """The logs of inspect_ai: samples with the conversation of each epoch.
 
-A message that its model generated says so, wherever an agent puts it; the prompt of such a message is what stands
-before it. What a call of the model was shown as tools is in the log's events.
+A message that its model generated says so, wherever an agent puts it (`_said`); the prompt of such a message is what
+stands before it. What a call of the model was shown as tools is in the log's events.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Ite
     if sample.get("error") and not shared["rewards"]:
         yield {**shared, "failed": FAILED}
         return
-    sampled = [one.get("role") == "assistant" and one.get("source") == "generate" for one in messages]
-    said = [index for index, own in enumerate(sampled) if index and own]
+    said = _said(messages)
     if not said:
         yield {**shared, "untold": NOTHING}
     contents = _Contents(sample, messages, where)
@@ -73,6 +72,15 @@ def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Ite
             yield {**row, "untold": HIDDEN}
         else:
             yield {**row, "content": partial(contents.of, index), "shown": sizes[index]}
+
+
+def _said(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Where the model's own messages stand. If none of the assistant's says who made it, as those that a solver put
+    together do not, that of the last, as in any conversation."""
+    own = [at for at, one in enumerate(messages) if at and one.get("role") == "assistant"]
+    if not any(messages[at].get("source") for at in own):
+        return own[-1:]
+    return [at for at in own if messages[at].get("source") == "generate"]
 
 
 def _rewards(scores: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from squelch.actors.formats.tokens import reasoning_span
 from squelch.envs.format import parse
-from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, spans_of
+from squelch.kit.api.completions import CALLS_ONLY, HALF_CHARACTER, NO_TOKENS, TEXT_BEFORE, UNCLOSED, UNMARKED, spans_of
 from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
 from squelch.kit.api.samples import Reasonings, SampleReader
 from squelch.kit.api.turns import LATER
@@ -184,6 +184,23 @@ def test_a_completion_with_words_that_have_no_tokens_is_left_out_and_the_others_
         read(tiny_words(), rows[1] | {"prompt": "upgoal"}, template=None)
 
 
+def test_a_text_that_lost_half_a_character_is_left_out_and_its_ids_are_exact() -> None:
+    """What a policy sampled of a character is U+FFFD in a trainer's text, which has other tokens."""
+    tokenizer = chatml_bpe()
+    half = tokenizer.encode("ж", add_special_tokens=False).ids[:1]
+    asked, closing = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("go<think>", "</think> goal"))
+    ids = [*tokenizer.encode("up", add_special_tokens=False).ids, *half]
+    said = tokenizer.decode([*ids, *closing], skip_special_tokens=False)
+    assert "\ufffd" in said
+    spoken = {"prompt": [{"role": "user", "content": "go"}], "completion": [{"role": "assistant", "content": said}]}
+    for row in ({"prompt": "go<think>", "completion": said}, spoken, {"prompt": "go", "reasoning": said}):
+        assert read(tokenizer, row, template=OPENING).excluded == {HALF_CHARACTER: 1}, row
+    exact = read(tokenizer, {"prompt_ids": asked, "completion_ids": [*ids, *closing]}, template=None)
+    assert exact.ids[0].tolist() == ids
+    answered = read(tokenizer, {"prompt": "go<think>", "completion": "up</think> \ufffd"}, template=None)
+    assert answered.texts == ["up"] and answered.answers == [None]
+
+
 # --- several turns ---
 
 FED = "user\nHow do I go up?\nassistant\n"
@@ -290,6 +307,13 @@ def test_a_template_that_opens_the_reasoning_is_not_opened_twice() -> None:
         assert x.endswith("assistant\n<think>\n") and z.strip() == "so up" and str(answer).endswith("up"), template
 
 
+def test_a_reasoning_that_a_parser_moved_and_nothing_follows_was_never_closed() -> None:
+    """TRL's parser gives a reasoning that the token limit cut the same form as one that was closed."""
+    said = {"role": "assistant", "reasoning_content": "go up", "content": ""}
+    found = read(chatml_bpe(), {"prompt": [{"role": "user", "content": "go"}], "completion": [said]})
+    assert found.excluded == {UNCLOSED: 1}
+
+
 def test_a_turn_that_only_calls_tools_is_counted_and_no_reasoning() -> None:
     found = read(chatml_bpe(), spoken_row(), turns="all")
     assert found.excluded == {CALLS_ONLY: 1} and len(found.ids) == 1 and found.reasoned == 0.5
@@ -391,6 +415,13 @@ def test_runs_files_and_the_api_end_a_reasoning_at_the_first_closing(turn, reaso
 
 
 # --- what is not what it seems ---
+
+
+def test_where_nothing_is_marked_only_turns_that_are_scored_say_what_prompts_ask_for() -> None:
+    tokenizer = chatml_bpe()
+    first, later = {"prompt": "end with Answer: x", "completion": "go up", "turn": 0}, {"turn": 1, "content": None}
+    found = read(tokenizer, first, later, later, template=None)
+    assert found.excluded == {UNMARKED: 1} and found.asked == "Answer:" and found.turns["later"] == 2
 
 
 def test_nulls_that_arrow_put_into_messages_are_dropped() -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from squelch.cluster.cli import main
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers.format_rows import split_uid
 from squelch.kit.readers.formats import FORMATS, format_of
@@ -42,6 +43,13 @@ def test_each_trainers_file_is_recognised_by_its_columns_with_its_step(tmp_path,
     assert (found.format.name, found.step) == (name, 100)
     assert len({str(row.get("group") or row.get("prompt") or row.get("prompt_ids")) for _, row in found.rows}) >= 2
     assert name in PAGE.read_text(), "the page has a row for each format"
+
+
+def test_the_help_of_the_commands_names_every_format(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["score", "--help"])
+    flag = capsys.readouterr().out.rpartition("--format NAME")[2].partition("--temperature")[0]
+    assert [name for name in FORMATS if name not in flag.replace("\n", " ")] == []
 
 
 def texts(found: SampleFile) -> list[tuple[str, str]]:

@@ -139,6 +139,15 @@ def test_what_no_reasoning_can_be_taken_from_is_counted_with_its_reason(tmp_path
     assert rows({**SAMPLE, "invalidation": {"author": "me"}}) == [LeftOut(inspect_log.INVALID)]
 
 
+def test_where_no_message_says_who_made_it_the_last_of_the_assistant_was_sampled() -> None:
+    user, said = SAMPLE["messages"]
+    bare = {key: value for key, value in said.items() if key != "source"}
+    [row] = rows({**SAMPLE, "messages": [user, bare, user, bare, user]})
+    assert len(row["prompt"]) == 3 and row["turn"] == 0 and row["completion"][0]["content"] == said["content"]
+    [row] = rows({**SAMPLE, "messages": [user, said, user, bare]})
+    assert len(row["prompt"]) == 1, "one that says it shows that the others are no samples"
+
+
 def test_an_error_fails_a_sample_unless_it_was_scored_all_the_same() -> None:
     error = {"message": "no", "traceback": "", "traceback_ansi": ""}
     [failed] = rows({**SAMPLE, "error": error, "scores": None})

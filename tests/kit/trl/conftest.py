@@ -38,12 +38,22 @@ def trl_site() -> Path:
 @pytest.fixture(scope="session")
 def runs(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of `tests.kit.trl.runs`."""
+    return _made_once("runs", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def scripts(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tests.kit.trl.scripts`."""
+    return _made_once("scripts", tmp_path_factory)
+
+
+def _made_once(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trl-runs"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"trl-{name}"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            in_trl(folder, "tests.kit.trl.runs")
+            in_trl(folder, f"tests.kit.trl.{name}")
             (folder / "done").touch()
     return folder

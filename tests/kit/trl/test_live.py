@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from squelch.cluster.cli import main
+from squelch.kit.api.completions import HALF_CHARACTER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
@@ -122,6 +123,28 @@ def test_a_run_that_is_resumed_says_what_the_whole_run_said(runs: Path) -> None:
     both = found(runs, "filtered")
     for key in (MI, "squelch/first_turn/mi_zscore", "squelch/kept_mass", "grad_norm"):
         assert logged(both["again"], key) == logged(both["log"], key), key
+
+
+@pytest.mark.parametrize(
+    ("script", "start", "flags"),
+    [("thinking", "base", ()), ("lora", "base", ()), ("tools", "calls", ("--tools", "tools.json"))],
+)
+def test_a_script_logs_what_score_says_of_its_files_and_checkpoints(
+    scripts: Path, capsys: pytest.CaptureFixture[str], script: str, start: str, flags: tuple[str, ...]
+) -> None:
+    """A text that lost half a character is left out of files alone, so that such a step is not compared."""
+    folder, mi = scripts / script, logged(found(scripts, script), MI)
+    chosen, whole = [str(scripts / one) if one.endswith(".json") else one for one in flags], 0
+    assert sorted(mi) == list(range(1, len(list(folder.glob("completions/*.parquet"))) + 1))
+    for step in sorted(mi)[:: max(1, len(mi) // 4)]:
+        model = folder / f"checkpoint-{step - 1}" if step > 1 else scripts / start
+        result = said(
+            capsys, "score", str(folder / f"completions/completions_{step:05d}.parquet"), "--model", str(model), *chosen
+        )
+        if HALF_CHARACTER not in result["excluded"]:
+            whole += 1
+            assert mi[step] == pytest.approx(result["mi_seq_est"], abs=1e-5), step
+    assert whole > 1
 
 
 def test_of_a_lora_run_the_adapted_model_is_scored(runs: Path) -> None:
