@@ -21,9 +21,9 @@ import numpy as np
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.values import digest, first, known_id, object_of
-from squelch.kit.checks.ends import End, end_of
 from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import show
+from squelch.kit.checks.turn_end import End, end_of
 from squelch.kit.checks.turns import Continued
 from squelch.kit.checks.weights_rows import WeightRows
 from squelch.kit.findings.view import Example

@@ -10,11 +10,12 @@ is said to be cut is data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from squelch.kit.checks.result import Result, Size, examples
+from squelch.kit.checks.turn_end import End
 
 if TYPE_CHECKING:
     from squelch.kit.checks.claims import Claims
@@ -23,67 +24,12 @@ if TYPE_CHECKING:
 
 FEWEST = 8
 """Completions without an end token from which on they are a fault, and with one from which on it is not stripped."""
-LONGEST = 8
-"""Ids at the end of completions that are compared: so many of a stop string, or all, stand at the end of several."""
 SHOWN = 3
 """Of them that are shown."""
-CHARACTERS = 100
-"""Of a text's end that are encoded."""
 MOST_COMPARED = 2000
 """Completions whose ends are compared."""
 MOST_READ = 2000
 """Ids of a sampled completion in which others' ends are looked for."""
-
-
-class End(NamedTuple):
-    """How a turn ends.
-
-    Attributes:
-        rank: of a rollout's turns the one with the largest counts: whether `ended` is known, and the turn's number.
-        ended: whether it ended by itself; None if the file does not say.
-        tail: its last ids.
-        tokens: ids of the turn; `before`: of its prompt; `first`: of the rollout's shortest prompt; None if unknown.
-    """
-
-    rank: tuple[bool, int]
-    ended: bool | None
-    tail: tuple[int, ...]
-    tokens: int | None
-    before: int | None
-    first: int | None
-
-    @property
-    def total(self) -> int:
-        """Ids of the prompt and the turn, as far as they are known."""
-        return (self.before or 0) + (self.tokens or 0)
-
-    def after(self, earlier: End | None) -> End:
-        """The rollout's end with another turn of it."""
-        if earlier is None:
-            return self
-        known = [one.first for one in (self, earlier) if one.first is not None]
-        return max(self, earlier, key=lambda one: one.rank)._replace(first=min(known, default=None))
-
-    def is_below(self, limit: int | None) -> bool:
-        """Whether the turn, and all of the rollout that follows its first prompt, has fewer tokens than the limit."""
-        if limit is None or self.tokens is None:
-            return False
-        return self.tokens < limit and self.total != limit and self.total - (self.first or 0) < limit
-
-
-def end_of(row: Mapping[str, Any], encode: Callable[[str], Sequence[int]] | None) -> End | None:
-    """How a row's turn ends; None if it says nothing, or is no ids. `encode`: of a text with its end token."""
-    ids, text, prompt = row.get("completion_ids"), row.get("completion"), row.get("prompt_ids")
-    before, tokens = row.get("sizes") or (len(prompt) if isinstance(prompt, list) else None, None)
-    if isinstance(ids, list):
-        tokens = len(ids)
-    elif encode is not None and isinstance(text, str):
-        ids = encode(text[-CHARACTERS:])
-    if not ids:
-        return None
-    ended = row.get("ended")
-    ended = False if ended is None and row.get("truncated") else ended
-    return End((ended is not None, row.get("turn") or 0), ended, tuple(ids[-LONGEST:]), tokens, before, before)
 
 
 def ends_missing(found: Collected, claims: Claims, coder: Coder | None) -> Result:

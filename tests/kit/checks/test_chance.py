@@ -15,12 +15,13 @@ from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.chance import BY_CHANCE
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.collected import Collected, Group, Member
-from squelch.kit.checks.ends import end_of, ends_missing
+from squelch.kit.checks.ends import ends_missing
 from squelch.kit.checks.fed_tokens import Fed
 from squelch.kit.checks.groups import equal_completions, group_sizes
 from squelch.kit.checks.rewards import failures_as_rewards
 from squelch.kit.checks.run import check
 from squelch.kit.checks.tokens import fed_tokens_learned
+from squelch.kit.checks.turn_end import end_of
 from squelch.kit.readers.formats import FORMATS
 from tests.kit.checks.bank import END, WRITERS, Rollout, rollout, with_advantages
 from tests.kit.readers.trainer_files import jsonl

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from docs.writers.checks import formats_of
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
 from squelch.kit.checks.run import check
@@ -17,12 +18,12 @@ from tests.kit.readers.trainer_files import jsonl
 
 LIVE = Path(__file__).with_name("live")
 NEW = 40
-FORMS = [name for name in WRITERS if name in checks()["ends_missing"].formats]
+FORMS = [name for name in WRITERS if name in formats_of(checks()["ends_missing"])]
 
 
 def result(name: str, folder: Path, rollouts: list[Rollout], *claims: str) -> Result:
     """By the options that the table names for the form."""
-    needed = checks()["ends_missing"].formats[name]
+    needed = formats_of(checks()["ends_missing"])[name]
     claims = (*claims, f"max_tokens={NEW}") if "--claim" in needed else claims
     found = check(
         WRITERS[name](folder, rollouts),
