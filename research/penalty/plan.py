@@ -6,8 +6,9 @@ fails only the penalty of an action differs, and the division makes it as large 
 
     setting   Sokoban, GRPO, constant rate 1e-4, no KL term, entropy bonus 0.001, token_mean; 90 steps; seeds 20 to 24.
               Filter top_p: rule top_p 0.9, absolute epsilon 0.01. One warm-up a seed is shared by all of its arms, also
-              across action rewards, which the demonstrations do not see; equal weights are shown by their checksum. No
-              arm stops early; a step of which nothing is kept is skipped
+              across action rewards: half of its demonstrations show the rewards of each, and their actions do not
+              depend on them. Equal weights are shown by their checksum. No arm stops early; a step of which nothing is
+              kept is skipped
     success   on the 512 fixed validation tasks after step 90
     actions   an episode, in training; a change is the last ten steps minus the first ten
     tests     differences paired by seed, two-sided 95% t-intervals over five seeds; "within 0.05" and "as good as" ask

@@ -33,11 +33,12 @@ from research.penalty.judged import (
     judged,
     shown,
 )
-from research.penalty.plan import COMMON, RECIPE, every_cell
+from research.penalty.plan import COMMON, FREE, RECIPE, every_cell
 from research.tables import FOLDER
 from squelch.cluster.config import load
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.sweep.plan import is_finished
+from squelch.envs.mixture import EnvironmentEntry, Mixture
 from squelch.kit.archive.reader import stream_groups
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import known, say
@@ -67,17 +68,28 @@ def warmed_up(cells: Sequence[StudyCell]) -> None:
     Raises:
         UserError: runs of a seed are there that began with other weights.
     """
-    from squelch.learner.warmup.tiny import build_tiny  # imports torch
+    from squelch.learner.warmup.tiny import build_tiny  # both import torch
+    from squelch.learner.warmup.tiny_recipe import recipe_for, recipe_of
 
+    mixture = played()
+    recipe = recipe_of(mixture, recipe_for(mixture.entries[0].environment.name).tokens)
     begun = {content["seed"]: content["warm_up"] for content in tables.read(RESULTS)}
     for folder, seed in {str(cell.settings["model.path"]): cell.seed for cell in cells}.items():
         say(f"the warm-up of seed {seed}: {folder}")
-        build_tiny(folder, load(RECIPE, []).mixture, seed)
+        build_tiny(folder, mixture, seed, recipe)
         if begun.get(seed, own := file_digest(Path(folder) / WEIGHTS)) != own:
             raise UserError(
                 f"{folder}: the runs of seed {seed} in {RESULTS.name} began with other weights ({begun[seed]}, not "
                 f"{own}); run all arms of a seed on one machine, or leave this seed out with --only"
             )
+
+
+def played() -> Mixture:
+    """The environments whose demonstrations a warm-up learns: both action rewards, which differ in the rewards that are
+    shown alone, so that its words are those of all arms."""
+    recipes = {"penalty": load(RECIPE, []), "free": load(RECIPE, [f"{key}={value}" for key, value in FREE.items()])}
+    entries = (EnvironmentEntry(label=label, **one.environment.model_dump()) for label, one in recipes.items())
+    return Mixture.several([*entries])
 
 
 def file_digest(file: Path) -> str:

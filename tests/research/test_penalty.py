@@ -28,7 +28,9 @@ from research.penalty.judged import (
 from research.penalty.plan import FIRST, LONG_SEEDS, PARTS, SEEDS, every_cell
 from research.penalty.study import bonus_weights, main, report, study, table_of, warmed_up
 from squelch.cluster.setting_keys import flat
+from squelch.envs.mixture import Mixture
 from squelch.kit.base.errors import UserError
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 CELLS = [*every_cell()]
 NOISES = (0.011, -0.007, 0.004, -0.012, 0.004)
@@ -204,7 +206,9 @@ def test_the_dose_is_the_share_of_counted_trajectories_whose_group_is_kept(monke
 
 
 def test_a_seed_is_not_continued_from_other_weights(monkeypatch, tmp_path: Path) -> None:
-    def build(folder: str, mixture: object, seed: int) -> None:
+    def build(folder: str, mixture: Mixture, seed: int, recipe: TinyRecipe) -> None:
+        assert [one.environment.options.get("action_reward") for one in mixture.entries] == [None, 0.0]
+        assert recipe.tokens == 3_400_000, "as many as of one environment"
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / room.WEIGHTS).write_bytes(b"weights")
 
