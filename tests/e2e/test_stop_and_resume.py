@@ -25,6 +25,7 @@ TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recove
 """Metrics that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
+ALARM = "probe/alarm/"
 OF_SCORES = re.compile(rf"^finding/({'|'.join(reasoning.LEVELS)})/")
 """Findings about these metrics, which therefore begin at whichever step that is."""
 
@@ -59,6 +60,10 @@ def metrics(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, An
         for line in (line for line in scored if f"{kind}/step" in line):
             of_kind = {k: v for k, v in line.items() if k.startswith("probe/") == (kind == "probe")}
             by_step[kind, line[f"{kind}/step"]] = of_kind
+    # An evaluation that comes late has a record of its own, and the alarm is part of a step's: the last one counts.
+    probed = [line for of, line in by_step.items() if of[0] == "probe"]
+    alarms = [{key: line.pop(key) for key in [*line] if key.startswith(ALARM)} for line in probed]
+    by_step["probe", "alarm"] = next((found for found in reversed(alarms) if found), {})
     return plain, by_step
 
 
