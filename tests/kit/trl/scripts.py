@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import trl
 from datasets import Dataset
@@ -21,8 +23,9 @@ from trl import GRPOTrainer
 from squelch.trl import Observer
 from tests.kit.trl import work
 
-STEPS, WITH_TOOLS, TAUGHT = 20, 4, 300
-"""Prompts with tools are long, so that their steps are few here; twenty were run by hand."""
+STEPS, WITH_TOOLS, TAUGHT = 8, 4, 300
+"""Few steps: twenty of each script were run by hand."""
+HALF_CHARACTER = "\ufffd"
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
@@ -39,6 +42,15 @@ def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
     """1 where the last message has the doubled number; a little for each word, so that groups differ."""
     texts = [one[-1].get("content") or "" for one in completions]
     return [float(str(2 * want) in text) + 0.01 * (len(text) % 7) for want, text in zip(number, texts, strict=True)]
+
+
+def keep_ids(prompts: list[Any], completion_ids: list[list[int]], trainer_state: Any, **_: Any) -> list[None]:
+    """The reward function of docs/guide/use-with-other-trainers.md: TRL's own file has calls and reasonings as it
+    parsed them, without the white space around."""
+    step, pairs = trainer_state.global_step, zip(prompts, completion_ids, strict=True)
+    rows = [{"prompt": prompt, "completion_ids": ids, "step": step} for prompt, ids in pairs]
+    pq.write_table(pa.Table.from_pylist(rows), Path(sys.argv[1]) / "tools" / f"ids_{step}.parquet")
+    return [None] * len(rows)
 
 
 def asked(number: int) -> list[dict[str, Any]]:
@@ -105,15 +117,22 @@ def trained(folder: Path, model: Path, steps: int = STEPS, **others: Any) -> Non
     """A user's script: the observer at each step, a checkpoint at each step, and the files of completions."""
     observer = Observer(every=1, export=False)
     policy, tokenizer = work.loaded(model)
+    halves = [one for one in range(len(tokenizer)) if HALF_CHARACTER in tokenizer.decode([one])]
     config = work.settings(
-        folder, max_steps=steps, save_strategy="steps", save_steps=1, max_completion_length=120, learning_rate=1e-4
+        folder,
+        max_steps=steps,
+        save_strategy="steps",
+        save_steps=1,
+        max_completion_length=120,
+        learning_rate=1e-4,
+        generation_kwargs={"suppress_tokens": halves},  # a text that lost half a character is not read back
     )
     dice = random.Random(1)
     numbers = [number for _ in range(steps) for number in dice.sample(range(10, 50), work.PROMPTS)]
     trainer = GRPOTrainer(
         model=str(model) if "peft_config" in others else policy,
         args=config,
-        reward_funcs=[reward, observer],
+        reward_funcs=[reward, observer, *([keep_ids] if "tools" in others else [])],
         train_dataset=Dataset.from_list([{"prompt": asked(number), "number": number} for number in numbers]),
         processing_class=tokenizer,
         callbacks=[observer],
@@ -132,6 +151,7 @@ def main() -> None:
     trained(root / "lora", root / "base", peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     teach(root / "calls", "qwen3.jinja", with_tools=True)
     (root / "tools.json").write_text(json.dumps([get_json_schema(double)]))
+    (root / "tools").mkdir()
     trained(root / "tools", root / "calls", WITH_TOOLS, tools=[double])
 
 
