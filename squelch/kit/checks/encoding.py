@@ -122,8 +122,7 @@ class Coder:
             batch = open_ones[:BATCH]
             messages, tools = [one[1][0] for one in batch], [one[1][1] for one in batch]
             try:
-                template = self._template.given(**given) if given else self._template
-                found = template.render(messages, tools, [reply] * len(batch))
+                found = self._template.render(messages, tools, [reply] * len(batch), given=given)
             except TemplateRefused as error:
                 del open_ones[error.index]
                 continue

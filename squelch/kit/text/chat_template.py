@@ -95,10 +95,6 @@ class ChatTemplate:
         self._words = Words()
         self._process = Answering(render.__file__, render.MEMORY_BYTES, render.CPU_S)
 
-    def given(self, **arguments: Any) -> ChatTemplate:
-        """The same template with arguments of its own, such as `enable_thinking`."""
-        return ChatTemplate(self._folder, self.source, self._variables | arguments, self.date)
-
     def parts(
         self, conversations: Sequence[Sequence[Message]], compare: bool = False, tools: list[Any] | None = None
     ) -> list[tuple[Part, ...]]:
@@ -156,16 +152,18 @@ class ChatTemplate:
         conversations: Sequence[Sequence[Message]],
         tools: Sequence[list[Any] | None] = (),
         replies: Sequence[bool] = (),
+        *,
+        given: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """The text of each conversation with the generation prompt, rendered by one request; `tools`, `replies`: as of
-        `render.rendered`.
+        `render.rendered`; `given`: arguments of the template's own, such as `enable_thinking`.
 
         Raises TemplateRefused if the template refuses a conversation or exceeds its bounds, and Unreadable if the
         machine's load kept it from being rendered.
         """
         request: dict[str, Any] = {"template": self.source, "conversations": list(map(list, conversations))}
         request |= {"tools": list(tools), "replies": list(replies), "date": self.date}
-        answer = self._in_a_child(request | {"variables": self._variables})
+        answer = self._in_a_child(request | {"variables": {**self._variables, **(given or {})}})
         if "texts" in answer:
             return answer["texts"]
         if answer.get("by_chance"):
