@@ -20,13 +20,14 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from squelch.actors.process.imports import importing
+from squelch.kit.base.replaced import replaced
 
 PRELOADED = "LD_PRELOAD"
 """The variable that the loader reads when a process begins, and that vLLM sets for an engine on CPU."""
@@ -111,22 +112,14 @@ def serving(early: EarlyProcess | None, module: Any) -> Iterator[None]:
             early.give(target, kwargs)
             return early
 
-    before, module.get_mp_context = module.get_mp_context, Context
-    try:
+    with replaced(module, get_mp_context=Context):
         yield
-    finally:
-        module.get_mp_context = before
 
 
-@contextmanager
-def inspecting_here(registry: Any) -> Iterator[None]:
+def inspecting_here(registry: Any) -> AbstractContextManager[None]:
     """While vLLM's module `registry` inspects the class of a model in this context, it does so in this process. Usually
     it begins another, which imports vLLM once more, to leave a GPU untouched; on a CPU nothing needs that."""
-    before, registry._run_in_subprocess = registry._run_in_subprocess, lambda look: look()
-    try:
-        yield
-    finally:
-        registry._run_in_subprocess = before
+    return replaced(registry, _run_in_subprocess=lambda look: look())
 
 
 def preloaded() -> str:

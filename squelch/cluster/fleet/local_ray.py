@@ -42,7 +42,6 @@ from squelch.cluster.fleet.ray_internals import (
     handlers_kept,
     only_here,
     ray_constants,
-    replaced,
     services,
     sessions_of_their_own,
 )
@@ -50,6 +49,7 @@ from squelch.envs.agent.folders import remove_left
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import checkout
+from squelch.kit.base.replaced import replaced
 from squelch.kit.process.process_exit import before_leaving, has_to_leave, leave, must_leave
 from squelch.kit.process.signals import take_back
 

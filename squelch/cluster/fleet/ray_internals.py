@@ -19,6 +19,8 @@ from ray._private.runtime_env.packaging import _get_excludes as excluded_from_up
 from ray._private.state import actors, state
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient
 
+from squelch.kit.base.replaced import replaced
+
 
 def logs_folder() -> Path | None:
     """The folder of the logs of Ray's processes on this node, to whose cluster this process is connected; None if it is
@@ -31,19 +33,6 @@ def resources_here(num_cpus: int) -> dict[str, float]:
     """The resources of a node that Ray would start on this machine with so many CPUs, by name."""
     spec = ResourceAndLabelSpec(num_cpus=num_cpus).resolve(is_head=True, node_ip_address="127.0.0.1")
     return spec.to_resource_dict()
-
-
-@contextmanager
-def replaced(owner: object, **members: Any) -> Iterator[None]:
-    """Meanwhile these members of a module or class of Ray are others."""
-    before = {name: getattr(owner, name) for name in members}
-    for name, member in members.items():
-        setattr(owner, name, member)
-    try:
-        yield
-    finally:
-        for name, member in before.items():
-            setattr(owner, name, member)
 
 
 @contextmanager
@@ -120,7 +109,6 @@ __all__ = [
     "logs_folder",
     "only_here",
     "ray_constants",
-    "replaced",
     "resources_here",
     "services",
     "sessions_of_their_own",
