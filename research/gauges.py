@@ -35,8 +35,7 @@ from typing import Any
 
 from research import tables
 from research.cells import Study, StudyCell, command
-from research.claims.statistics import Estimate, over
-from research.judging import Report
+from research.judging import Report, interval
 from research.kept import SHARE, short
 from research.tables import FOLDER
 from squelch.cluster.runs.folder import RunFolder
@@ -84,10 +83,12 @@ def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
     run = RunFolder(folder)
     if not is_finished(folder):
         raise UserError(f"{folder}: the run has not finished; continue it with --run")
-    lines = run.metrics()
-    found = {labels["arm"]: {"gauges": gauges_of(lines, last=True), "follow": followed(folder, "last")}}
-    if labels["arm"] == "none":
-        found[START] = {"gauges": gauges_of(lines, last=False), "follow": followed(folder, "initial")}
+    lines, names = run.metrics(), {labels["arm"]: "last"} | ({START: "initial"} if labels["arm"] == "none" else {})
+    outcomes = followed(folder, [*names.values()])
+    found = {
+        name: {"gauges": gauges_of(lines, last=checkpoint == "last"), "follow": outcome}
+        for (name, checkpoint), outcome in zip(names.items(), outcomes, strict=True)
+    }
     steps = {"seed": run.settings()["seed"], "steps": STEPS}
     return {"name": folder.name, **labels, **steps, "policies": found, "tables": {}, "groups": {}}
 
@@ -105,13 +106,15 @@ def gauges_of(lines: Sequence[Mapping[str, Any]], last: bool) -> dict[str, float
     return found
 
 
-def followed(folder: Path, checkpoint: str) -> dict[str, Any]:
-    """The outcome of a checkpoint, by the command. UserError with its words if it fails."""
-    words = ["-m", "squelch.cluster.cli", "eval", str(folder), "--checkpoint", checkpoint, "--interventions", "--json"]
+def followed(folder: Path, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
+    """The outcome of each checkpoint, by the command. UserError with its words if it fails."""
+    chosen = [word for one in checkpoints for word in ("--checkpoint", one)]
+    words = ["-m", "squelch.cluster.cli", "eval", str(folder), *chosen, "--interventions", "--json"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{folder}: squelch eval --checkpoint {checkpoint} failed: {done.stderr.strip()[-500:]}")
-    return outcome(json.loads(done.stdout))
+        raise UserError(f"{folder}: squelch eval {' '.join(chosen)} failed: {done.stderr.strip()[-500:]}")
+    found = json.loads(done.stdout)
+    return [outcome(one) for one in found.get("checkpoints", [found])]
 
 
 def outcome(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,11 +156,12 @@ def table(found: Mapping[int, Mapping[str, Policy]], without: Sequence[str] = ()
     return {gauge: [correlation(gauge, own) for own in kept] for gauge in GAUGES}
 
 
-def tells(gauge: str, found: Estimate) -> str:
-    """Whether a gauge tells, once every warm-up is there."""
-    if found.runs < len(SEEDS) or found.low is None or found.high is None:
-        return f"{found.runs} of {len(SEEDS)} warm-ups"
-    said = "tells" if found.low > 0 else "does not tell" if gauge == "MI" and found.high < TELLS_NOT else "undecided"
+def tells(gauge: str, found: Mapping[str, Any]) -> str:
+    """Whether a gauge tells, by the interval of its correlations, once every warm-up is there."""
+    if found["n"] < len(SEEDS):
+        return f"{found['n']} of {len(SEEDS)} warm-ups"
+    not_mi = gauge == "MI" and found["high"] < TELLS_NOT
+    said = "tells" if found["low"] > 0 else "does not tell" if not_mi else "undecided"
     return f"{said} (upper bound)" if gauge == UPPER else said
 
 
@@ -171,10 +175,9 @@ def report(quick: bool = False) -> Report:
     whole, rest = table(found), table(found, PAY_LEFT)
     rows, metrics = list[list[str]](), dict[str, Any]()
     for gauge in GAUGES:
-        both = [over(one[gauge]) for one in (whole, rest)]
+        both = [interval(one[gauge]) for one in (whole, rest)]
         said = [tells(gauge, one) for one in both]
-        shown = [text({"mean": one.mean, "low": one.low, "high": one.high, "n": one.runs}, "+") for one in both]
-        rows.append([gauge, shown[0], said[0], shown[1], said[1]])
+        rows.append([gauge, *(cell for one, word in zip(both, said, strict=True) for cell in (text(one, "+"), word))])
         metrics[gauge] = {"all": whole[gauge], "without": rest[gauge], "verdicts": said}
     contest = [gauge for gauge in GAUGES if gauge not in (UPPER, "MI")]
     notes = [f"MI minus {gauge}: {_minus(whole['MI'], whole[gauge])}" for gauge in contest]
@@ -187,8 +190,7 @@ def report(quick: bool = False) -> Report:
 
 def _minus(one: Sequence[float | None], other: Sequence[float | None]) -> str:
     pairs = zip(one, other, strict=True)
-    found = over(a - b for a, b in pairs if a is not None and b is not None)
-    return text({"mean": found.mean, "low": found.low, "high": found.high, "n": found.runs}, "+")
+    return text(interval([a - b for a, b in pairs if a is not None and b is not None]), "+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.common import markdown_table
 from research import answers
 from research.answers import late_actions
-from research.claims.statistics import mean
+from research.claims.statistics import latest, mean
 from research.judging import PAGES, Report, interval, judge, template
 from research.kept import (
     DEPENDENCE,
@@ -55,14 +55,10 @@ ARMS = ("std_none", "std_top_p", "window_none", "window_top_p", "bonus_none")
 MEASURES: Mapping[str, Callable[[Kept], float | None]] = {
     "success": last_success,
     "actions an episode, last ten steps": late_actions,
-    "D at the end, nats": lambda run: _last(run, DEPENDENCE),
-    "D / surprise at the end": lambda run: _last(run, SHARE),
+    "D at the end, nats": lambda run: latest(run, DEPENDENCE, run.steps),
+    "D / surprise at the end": lambda run: latest(run, SHARE, run.steps),
 }
 """What the arms are compared by; arms of a seed start from the same weights, so ends differ as changes do."""
-
-
-def _last(run: Kept, key: str) -> float | None:
-    return next(reversed(run.series(key).values()), None)
 
 
 @dataclass(frozen=True)
@@ -101,18 +97,23 @@ def judged(contrast: Contrast, arms: Mapping[str, Mapping[int, Kept]]) -> dict[s
         "says": contrast.says,
         "seeds": len(seeds),
         "differences": {
-            name: interval([_sum(contrast, arms, measure, s) for s in seeds]) for name, measure in MEASURES.items()
+            name: interval([weighted(contrast.weights, arms, measure, seed) for seed in seeds])
+            for name, measure in MEASURES.items()
         },
         "note": apart([[arms[arm][seed] for arm in contrast.weights] for seed in seeds]),
     }
 
 
-def _sum(
-    contrast: Contrast, arms: Mapping[str, Mapping[int, Kept]], measure: Callable[[Kept], float | None], seed: int
+def weighted(
+    weights: Mapping[str, int],
+    arms: Mapping[str, Mapping[int, Kept]],
+    measure: Callable[[Kept], float | None],
+    seed: int,
 ) -> float | None:
-    values = [(weight, measure(arms[arm][seed])) for arm, weight in contrast.weights.items()]
-    known = [weight * value for weight, value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    """The weighted sum of a measure over the arms' runs of a seed; None if one is not there, or lacks it."""
+    runs = [(weight, arms[arm].get(seed)) for arm, weight in weights.items()]
+    known = [weight * value for weight, run in runs if run is not None and (value := measure(run)) is not None]
+    return sum(known) if len(known) == len(runs) else None
 
 
 def mi_change(run: Kept) -> float | None:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from research.answers import early_actions, late_actions
-from research.claims.statistics import known, mean
-from research.kept import DEPENDENCE, SHARE, Kept, last_success, start
+from research.answers import change_of, early_actions, late_actions
+from research.claims.statistics import known, latest, mean
+from research.kept import DEPENDENCE, SHARE, SUCCESS, Kept, last_success, start
+from research.mechanism import weighted
 from research.penalty.plan import LONG, LONG_SEEDS, PARTS, SEEDS
-from squelch.kit.diagnosis.uncertainty import t_quantile
+from squelch.cluster.sweep.table import t_interval, text
+from squelch.kit.process.terminal import known as told
 
 NEAR = 0.05
 """Of success: two arms within it are as good as each other."""
@@ -37,18 +39,14 @@ class Difference:
     values: Mapping[int, float]
     wanted: int
 
-    @property
-    def mean(self) -> float:
-        """The mean over the seeds; NaN without any."""
-        return statistics.fmean(self.values.values()) if self.values else math.nan
+    def over_seeds(self, level: float = 0.95) -> Mapping[str, Any]:
+        """Mean and interval over the seeds, as of `t_interval`."""
+        return t_interval([*self.values.values()], level)
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The two-sided t-interval; infinite with fewer than two seeds."""
-        found = [*self.values.values()]
-        if len(found) < 2:
-            return -math.inf, math.inf
-        half = t_quantile((1 + level) / 2, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
-        return self.mean - half, self.mean + half
+    def ends(self, level: float = 0.95) -> tuple[float, float]:
+        """The ends of the interval; infinite with fewer than two seeds."""
+        found = self.over_seeds(level)
+        return (-math.inf, math.inf) if found["low"] is None else (found["low"], found["high"])
 
     @property
     def counted(self) -> str:
@@ -63,7 +61,7 @@ class Difference:
     @property
     def within(self) -> bool:
         """Whether the 90% interval lies within `NEAR` of 0."""
-        low, high = self.interval(0.9)
+        low, high = self.ends(0.9)
         return low > -NEAR and high < NEAR
 
 
@@ -83,10 +81,9 @@ def difference(says: str, arms: Arms, weights: Mapping[str, int], measure: Value
     """The weighted sum of the arms' measures in every seed that has all of them."""
     found, left_out = dict[int, float](), changed_start(arms)
     for seed in SEEDS:
-        own = [(weight, arms[arm].get(seed)) for arm, weight in weights.items()]
-        values = [weight * value for weight, run in own if run and (value := measure(run)) is not None]
-        if len(values) == len(own) and seed not in left_out:
-            found[seed] = math.fsum(values)
+        value = weighted(weights, arms, measure, seed)
+        if value is not None and seed not in left_out:
+            found[seed] = value
     return Difference(says, found, len(SEEDS))
 
 
@@ -113,9 +110,9 @@ def is_it_the_penalty(arms: Arms) -> Verdict:
     at_0, at_penalty = difference("top_p - none at 0", arms, free), difference("top_p - none at -0.1", arms, own)
     if not (interaction.whole and at_0.whole):
         says = interaction.counted
-    elif at_0.interval(0.9)[0] > NEAR:
+    elif at_0.ends(0.9)[0] > NEAR:
         says = "falsified"
-    elif interaction.interval()[0] > 0 and at_0.within:
+    elif interaction.ends()[0] > 0 and at_0.within:
         says = "holds"
     else:
         says = "undecided"
@@ -131,11 +128,11 @@ def of_actions(arms: Arms) -> list[str]:
     said = [f"{found.says}: {shown(found)}" for found in change.values()]
     if not all(found.whole for found in change.values()):
         return [*said, f"secondary: {change['std_none'].counted}"]
-    falls = {arm for arm, found in change.items() if found.mean <= ACTIONS_FALL}
+    falls = {arm for arm, found in change.items() if found.over_seeds()["mean"] <= ACTIONS_FALL}
     late = difference("", arms, {"std_none": 1}, late_actions)
-    lost = difference("", arms, {"std_none": 1}, gained)
+    lost = difference("", arms, {"std_none": 1}, change_of(SUCCESS))
     verdict = "as predicted" if falls == {"std_none"} else f"not as predicted: {', '.join(sorted(falls)) or 'none'}"
-    if lost.interval()[1] < 0 and late.mean > ACTIONS_STAY:
+    if lost.ends()[1] < 0 and late.over_seeds()["mean"] > ACTIONS_STAY:
         verdict += "; success falls in std_none while its actions stay: the account is wrong"
     return [*said, f"secondary, {ACTIONS_FALL} or lower in std_none alone: {verdict}"]
 
@@ -144,12 +141,6 @@ def actions_change(run: Kept) -> float | None:
     """Actions an episode of the last ten steps minus those of the first ten."""
     early, late = early_actions(run), late_actions(run)
     return None if early is None or late is None else late - early
-
-
-def gained(run: Kept) -> float | None:
-    """Success after the last step minus that before training."""
-    before = start(run)
-    return None if before is None else last_success(run) - before
 
 
 def does_one_divisor_do_it(arms: Arms) -> Verdict:
@@ -163,7 +154,7 @@ def does_one_divisor_do_it(arms: Arms) -> Verdict:
     )
     says, decided = above_0(first)
     if decided and then.whole:
-        low, high = then.interval(0.9)
+        low, high = then.ends(0.9)
         apart = "worse than the filter" if high < -NEAR else "better than the filter" if low > NEAR else ""
         says += f"; {'as good as the filter' if then.within else apart or 'undecided whether as good as the filter'}"
     return Verdict("A", says, decided, (first, then, record))
@@ -171,7 +162,7 @@ def does_one_divisor_do_it(arms: Arms) -> Verdict:
 
 def above_0(found: Difference) -> tuple[str, bool]:
     """Whether a difference is above 0, and whether that is decided."""
-    low, high = found.interval()
+    low, high = found.ends()
     if not found.whole:
         return found.counted, False
     return ("holds", True) if low > 0 else ("fails", True) if high < 0 else ("undecided", False)
@@ -224,27 +215,19 @@ def template_or_noise(arms: Arms) -> Verdict:
     said = []
     for arm in LONG:
         for seed, run in sorted(arms[arm].items()):
-            mi, noise = (change(run, key) for key in (MI, NOISE))
-            at_end = validity(run, run.steps)
-            said.append(
-                f"{arm}, seed {seed}: {kind(run)} (MI {mi:+.2f}, H(Z|X) {noise:+.2f} nats, validity {at_end:.2f})"
-            )
+            mi, noise = (told(change_of(key)(run), "+.2f") for key in (MI, NOISE))
+            at_end = told(validity(run, run.steps), ".2f")
+            said.append(f"{arm}, seed {seed}: {kind(run)} (MI {mi}, H(Z|X) {noise} nats, validity {at_end})")
     runs = sum(len(arms[arm]) for arm in LONG)
     return Verdict("C", f"exploratory, {runs} of {len(LONG) * len(LONG_SEEDS)} runs", False, (), said)
 
 
-def change(run: Kept, key: str) -> float:
-    """The last value of a metric minus its first; NaN with fewer than two."""
-    values = [*run.series(key).values()]
-    return values[-1] - values[0] if len(values) > 1 else math.nan
-
-
 def kind(run: Kept) -> str:
     """What became of the reasoning, by MI, H(Z|X) and the format validity at the end."""
-    first = next(iter(run.series(NOISE).values()), math.nan)
-    mi, noise, at_end = change(run, MI), change(run, NOISE), validity(run, run.steps)
-    if at_end is None or math.isnan(mi + noise):
+    mi, noise, at_end = change_of(MI)(run), change_of(NOISE)(run), validity(run, run.steps)
+    if at_end is None or mi is None or noise is None:
         return "unknown"
+    first = next(iter(run.series(NOISE).values()))
     if mi >= 0:
         return "neither: MI did not fall"
     if at_end < VALID or noise > STEADY * first:
@@ -267,23 +250,20 @@ def shown(found: Difference) -> str:
     """The mean, its 95% interval, and every seed's value."""
     if not found.values:
         return found.counted
-    low, high = found.interval()
     each = ", ".join(f"{seed}: {value:+.3f}" for seed, value in found.values.items())
-    span = f" [{low:+.3f}, {high:+.3f}]" if math.isfinite(low) else ""
-    return f"{found.mean:+.3f}{span} ({each})"
+    return f"{text(found.over_seeds(), '+')} ({each})"
 
 
 def arm_measures(run: Kept) -> dict[str, float | None]:
     """What is printed of a run beside the questions."""
-    share, dependence = (next(reversed(run.series(key).values()), None) for key in (SHARE, DEPENDENCE))
     return {
         "success before": start(run),
         "success": last_success(run),
         "actions, first ten": early_actions(run),
         "actions, last ten": late_actions(run),
-        "D": dependence,
-        "D / surprise": share,
-        "MI": next(reversed(run.series(MI).values()), None),
+        "D": latest(run, DEPENDENCE, run.steps),
+        "D / surprise": latest(run, SHARE, run.steps),
+        "MI": latest(run, MI, run.steps),
         "validity": validity(run, run.steps),
         "kept share": mean(run.series("kept_fraction").values()),
     }

@@ -11,7 +11,6 @@ arms of a seed are run on one machine, since another may build other weights.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from research.penalty.judged import (
     MI,
     NOISE,
     VALIDITY,
-    Difference,
     arm_means,
     by_arm,
     changed_start,
@@ -35,9 +33,11 @@ from research.penalty.judged import (
 )
 from research.penalty.plan import COMMON, FREE, RECIPE, every_cell
 from research.tables import FOLDER
+from squelch.actors.process.folders import file_digest
 from squelch.cluster.config import load
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.sweep.plan import is_finished
+from squelch.cluster.sweep.table import text
 from squelch.envs.mixture import EnvironmentEntry, Mixture
 from squelch.kit.archive.reader import stream_groups
 from squelch.kit.base.errors import UserError
@@ -92,11 +92,6 @@ def played() -> Mixture:
     return Mixture.several([*entries])
 
 
-def file_digest(file: Path) -> str:
-    """The beginning of a file's SHA-256."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
 def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
     """What is kept of a run. UserError if it has not finished."""
     run = RunFolder(folder)
@@ -143,12 +138,7 @@ def bonus_weights(folder: Path) -> dict[str, list[Any]]:
     return {"step": [*steps], BONUS_WEIGHT: [short(kept[step] / trained[step]) for step in steps]}
 
 
-def ends_of(found: Difference, level: float = 0.95) -> tuple[float, float] | None:
-    """The ends of the interval; None with fewer than two seeds."""
-    return found.interval(level) if len(found.values) > 1 else None
-
-
-COLUMNS = ("question", "verdict", "difference", "95% interval and each seed", "90% interval")
+COLUMNS = ("question", "verdict", "difference", "95%, and each seed", "90%")
 
 
 def report(quick: bool = False) -> Report:
@@ -159,8 +149,7 @@ def report(quick: bool = False) -> Report:
     for one in verdicts:
         rows += [[one.question, one.says, "", "", ""]]
         for found in one.differences:
-            at_90 = "[{:+.3f}, {:+.3f}]".format(*ends) if (ends := ends_of(found, 0.9)) else ""
-            rows.append(["", "", found.says, shown(found), at_90])
+            rows.append(["", "", found.says, shown(found), text(found.over_seeds(0.9), "+")])
         notes += [f"{one.question}: {note}" for note in one.notes]
     for arm, means in arm_means(arms).items():
         said = ", ".join(f"{name} {known(value, '.3g')}" for name, value in means.items())
@@ -178,7 +167,7 @@ def report(quick: bool = False) -> Report:
                 "question": one.question,
                 "verdict": one.says,
                 "differences": [
-                    {"says": d.says, "interval": ends_of(d), "at_90": ends_of(d, 0.9), "seeds": d.values}
+                    {"says": d.says, "at_95": d.over_seeds(), "at_90": d.over_seeds(0.9), "seeds": d.values}
                     for d in one.differences
                 ],
                 "notes": one.notes,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from research import gauges
 from research.cells import run_of
-from research.claims.statistics import Estimate, over
 from research.gauges import (
     ARMS,
     GAUGES,
@@ -26,6 +26,7 @@ from research.gauges import (
     table,
     tells,
 )
+from research.judging import interval
 from research.kept import SHARE
 from squelch.kit.base.errors import UserError
 
@@ -81,25 +82,37 @@ def test_policies_with_few_tasks_are_left_out_and_named() -> None:
 @pytest.mark.parametrize(
     ("gauge", "found", "says"),
     [
-        ("MI", over([0.9, 0.8, 0.9, 0.7, 0.9]), "tells"),
-        ("MI", over([0.1, -0.1, 0.2, 0.0, 0.1]), "does not tell"),
-        ("MI", over([0.9, -0.5, 0.9, -0.2, 0.9]), "undecided"),
-        ("length", over([-0.9, -0.8, -0.9, -0.7, -0.9]), "undecided"),
-        ("D / surprise", over([0.9, 0.8, 0.9, 0.7, 0.9]), "tells (upper bound)"),
-        ("MI", over([0.9, 0.9, 0.8]), "3 of 5 warm-ups"),
+        ("MI", interval([0.9, 0.8, 0.9, 0.7, 0.9]), "tells"),
+        ("MI", interval([0.1, -0.1, 0.2, 0.0, 0.1]), "does not tell"),
+        ("MI", interval([0.9, -0.5, 0.9, -0.2, 0.9]), "undecided"),
+        ("length", interval([-0.9, -0.8, -0.9, -0.7, -0.9]), "undecided"),
+        ("D / surprise", interval([0.9, 0.8, 0.9, 0.7, 0.9]), "tells (upper bound)"),
+        ("MI", interval([0.9, 0.9, 0.8]), "3 of 5 warm-ups"),
     ],
 )
-def test_what_tells_is_decided_by_the_interval_over_five_warm_ups(gauge: str, found: Estimate, says: str) -> None:
+def test_what_tells_is_decided_by_the_interval_over_five_warm_ups(
+    gauge: str, found: Mapping[str, Any], says: str
+) -> None:
     assert tells(gauge, found) == says
 
 
 def test_an_evaluation_that_fails_is_no_outcome(monkeypatch, tmp_path) -> None:
     effect = {"tasks": 511, "follow": {"value": 0.71234567, "low": 0.6, "high": 0.8}}
-    answers = [(0, json.dumps({"interventions": {"": effect}}), ""), (1, "", "squelch: no checkpoint")]
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess((), *answers.pop(0)))
-    assert followed(tmp_path, "last") == {"tasks": 511, "value": 0.71235, "low": 0.6, "high": 0.8}
-    with pytest.raises(UserError, match="checkpoint last failed: squelch: no checkpoint"):
-        followed(tmp_path, "last")
+    found = {"tasks": 511, "value": 0.71235, "low": 0.6, "high": 0.8}
+    one = {"interventions": {"": effect}}
+    answers = [(0, json.dumps(one), ""), (0, json.dumps({"checkpoints": [one, one]}), ""), (1, "", "squelch: none")]
+    asked: list[list[str]] = []
+
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(words)
+        return subprocess.CompletedProcess((), *answers.pop(0))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert followed(tmp_path, ["last"]) == [found]
+    assert followed(tmp_path, ["last", "initial"]) == [found, found]
+    assert asked[1][5:9] == ["--checkpoint", "last", "--checkpoint", "initial"]
+    with pytest.raises(UserError, match="checkpoint last failed: squelch: none"):
+        followed(tmp_path, ["last"])
 
 
 def test_the_command_prints_every_gauge_and_one_object(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

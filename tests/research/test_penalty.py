@@ -27,6 +27,7 @@ from research.penalty.judged import (
 )
 from research.penalty.plan import FIRST, LONG_SEEDS, PARTS, SEEDS, every_cell
 from research.penalty.study import bonus_weights, main, report, study, table_of, warmed_up
+from squelch.actors.process.folders import file_digest
 from squelch.cluster.setting_keys import flat
 from squelch.envs.mixture import Mixture
 from squelch.kit.base.errors import UserError
@@ -92,7 +93,7 @@ def test_every_arm_is_a_run_that_can_be_started_and_has_its_settings(cell) -> No
 def test_the_penalty_holds_where_only_the_undivided_penalty_needs_the_filter() -> None:
     found = is_it_the_penalty(by_arm(runs_of(EXPECTED)))
     assert (found.says, found.decided) == ("holds", True)
-    assert found.differences[0].mean == pytest.approx(0.16, abs=0.02)
+    assert found.differences[0].over_seeds()["mean"] == pytest.approx(0.16, abs=0.02)
     assert "as predicted" in found.notes[-1] and "not as" not in found.notes[-1]
 
 
@@ -185,6 +186,12 @@ def test_a_fall_of_mi_is_noise_or_a_template(mi: float, noise: float, validity: 
     )
 
 
+def test_a_long_run_that_lacks_a_metric_is_unknown_and_said() -> None:
+    run = Kept("n", "long", "sokoban", "bonus0.1", LONG_SEEDS[0], 300, {"probe": {"step": [0], MI: [2.0]}}, {})
+    (said,) = judged([run])[3].notes
+    assert said == "bonus0.1, seed 20: unknown (MI n/a, H(Z|X) n/a nats, validity n/a)"
+
+
 def test_a_table_has_each_evaluation_once_at_the_step_that_it_describes() -> None:
     lines = [
         {"step": 0, "probe/step": 0, MI: 2.0},
@@ -216,7 +223,7 @@ def test_a_seed_is_not_continued_from_other_weights(monkeypatch, tmp_path: Path)
     monkeypatch.setattr("squelch.learner.warmup.tiny.build_tiny", build)
     monkeypatch.setattr(room.tables, "read", lambda file: [])
     warmed_up(CELLS[:2])
-    own = room.file_digest(tmp_path / str(CELLS[0].settings["model.path"]) / room.WEIGHTS)
+    own = file_digest(tmp_path / str(CELLS[0].settings["model.path"]) / room.WEIGHTS)
     monkeypatch.setattr(room.tables, "read", lambda file: [{"seed": 20, "warm_up": own}])
     warmed_up(CELLS[:2])
     monkeypatch.setattr(room.tables, "read", lambda file: [{"seed": 20, "warm_up": "others"}])

@@ -80,16 +80,16 @@ def cell_metrics(run_dir: Path) -> Metrics:
     }
 
 
-def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, 95% interval (Student's t, len - 1 degrees of freedom) and count. One value gives no interval; without
-    values the mean is None too."""
+def t_interval(values: Sequence[float], level: float = 0.95) -> dict[str, float | int | None]:
+    """Mean, two-sided interval (Student's t, len - 1 degrees of freedom) and count. One value gives no interval;
+    without values the mean is None too."""
     count = len(values)
     if count == 0:
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean = statistics.fmean(values)
     if count == 1:
         return {"mean": mean, "low": None, "high": None, "n": 1}
-    half = t_quantile(0.975, count - 1) * statistics.stdev(values) / math.sqrt(count)
+    half = t_quantile((1 + level) / 2, count - 1) * statistics.stdev(values) / math.sqrt(count)
     return {"mean": mean, "low": mean - half, "high": mean + half, "n": count}
 
 
