@@ -1,4 +1,4 @@
-"""The command of a study: it judges the study's table, and writes the study's page."""
+"""The command of a study whose runs are done: it judges the study's table, and writes the study's page."""
 
 from __future__ import annotations
 

@@ -41,10 +41,11 @@ class FrozenLakeOptions(GridOptions):
     shared_slip: bool = False
     """Whether the trajectories of one group have the same slips, so that their variance has no environment noise."""
     pays: Literal["goal", "left", "format", "mixed"] = "goal"
-    """What earns the reward. Three are for studies of collapse; with them the goal pays nothing, and success is still
-    reaching it. `left` ignores the task: every action `Left` pays 0.02, wherever the player and the goal are. `format`
-    is a reward for well-formed answers that outweighs the task: every action pays 0.02, so the longest episode pays
-    most. `mixed` is `left` where the goal lies in an odd column, counted from 0, and the goal pays in the others."""
+    """What earns the reward. Three are for studies of collapse, in which success is still reaching the goal. `left`
+    ignores the task: every action `Left` pays 0.02, wherever the player and the goal are, and the goal nothing.
+    `format` is a reward for well-formed answers that outweighs the task: every action pays 0.02, so the longest episode
+    pays most, and the goal nothing. `mixed` is `left` where the goal lies in an odd column, counted from 0, and `goal`
+    elsewhere."""
     min_holes: int = Field(2, ge=0)
     """Fewest holes."""
     max_holes: int = Field(4, ge=0)

@@ -150,4 +150,4 @@ def split_ids(
 def ends_in(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Callable[[int], int]:
     """What `cut` needs to know of ids that were sampled."""
     # a token that holds a part of a character decodes to U+FFFD
-    return lambda k: len(decode(ids[: k + 1]).rstrip("\ufffd"))
+    return lambda k: len(decode(ids[: k + 1]).rstrip(UNREADABLE))

@@ -20,12 +20,12 @@ from peft import LoraConfig
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 
+from squelch.kit.api.completions import UNREADABLE
 from squelch.trl import Observer
 from tests.kit.trl import work
 
 STEPS, WITH_TOOLS, TAUGHT = 8, 4, 300
 """Few steps: twenty of each script were run by hand."""
-HALF_CHARACTER = "\ufffd"
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
@@ -117,7 +117,7 @@ def trained(folder: Path, model: Path, steps: int = STEPS, **others: Any) -> Non
     """A user's script: the observer at each step, a checkpoint at each step, and the files of completions."""
     observer = Observer(every=1, export=False)
     policy, tokenizer = work.loaded(model)
-    halves = [one for one in range(len(tokenizer)) if HALF_CHARACTER in tokenizer.decode([one])]
+    halves = [one for one in range(len(tokenizer)) if UNREADABLE in tokenizer.decode([one])]
     config = work.settings(
         folder,
         max_steps=steps,
