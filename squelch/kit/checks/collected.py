@@ -25,7 +25,7 @@ from squelch.kit.checks.fed_tokens import Fed, numbers_of
 from squelch.kit.checks.result import show
 from squelch.kit.checks.turn_end import End, end_of
 from squelch.kit.checks.turns import Continued
-from squelch.kit.checks.weights_rows import WeightRows
+from squelch.kit.checks.weights.rows import WeightRows
 from squelch.kit.findings.view import Example
 from squelch.kit.readers.format import Format, Traits
 from squelch.kit.readers.format_rows import LARGEST_ID, Row, as_float, is_ids, is_number, whole

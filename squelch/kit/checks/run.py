@@ -16,7 +16,7 @@ from squelch.kit.checks.encoding import coder_of, encoding_results, tokenizer_fo
 from squelch.kit.checks.ends import ends_missing
 from squelch.kit.checks.prompts import prompts_lost
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.weights_rows import WeightRows
+from squelch.kit.checks.weights.rows import WeightRows
 from squelch.kit.readers.step_views import StepViews
 
 CHECKS: Mapping[str, Callable[[Collected, Claims], Result]] = {

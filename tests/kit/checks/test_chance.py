@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.kit.checks import engine_values, temperature, tokens, weights
+from squelch.kit.checks import tokens
 from squelch.kit.checks.advantages import RULES, advantages
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.chance import BY_CHANCE
@@ -22,6 +22,7 @@ from squelch.kit.checks.rewards import failures_as_rewards
 from squelch.kit.checks.run import check
 from squelch.kit.checks.tokens import fed_tokens_learned
 from squelch.kit.checks.turn_end import end_of
+from squelch.kit.checks.weights import engine_values, temperature, verdicts
 from squelch.kit.readers.formats import FORMATS
 from tests.kit.checks.bank import END, WRITERS, Rollout, rollout, with_advantages
 from tests.kit.readers.trainer_files import jsonl
@@ -54,8 +55,8 @@ def drawn(rng: np.random.Generator, policy: np.ndarray) -> list[list[Member]]:
 def test_the_rates_are_those_of_the_code_and_add_up_to_less_than_one_in_a_hundred() -> None:
     rates = {
         **dict.fromkeys(("group_sizes", "equal_completions", "prompts_lost", "failures_as_rewards"), BY_CHANCE),
-        **dict.fromkeys(("stale_weights", "recorded_versions"), weights.FALSE_RATE),
-        "adapter_not_applied": weights.FALSE_RATE / 2,
+        **dict.fromkeys(("stale_weights", "recorded_versions"), verdicts.FALSE_RATE),
+        "adapter_not_applied": verdicts.FALSE_RATE / 2,
         "temperature": temperature.FALSE_RATE,
         "engine_against_trainer": engine_values.FALSE_RATE,
         "fed_tokens_learned": tokens.CERTAIN,

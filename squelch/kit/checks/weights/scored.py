@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from squelch.kit.base.errors import UserError, as_user_error
-from squelch.kit.checks.likelihood import NODE_TEMPERATURES
-from squelch.kit.checks.weights_data import HEAD, HEAD_MASS, Candidate, Sample, Scores, TokenScores
+from squelch.kit.checks.weights.data import HEAD, HEAD_MASS, Candidate, Sample, Scores, TokenScores
+from squelch.kit.checks.weights.likelihood import NODE_TEMPERATURES
 from squelch.kit.models.adapter_folder import CONFIG, checkpoint_of, load_checkpoint
 from squelch.kit.readers.weights import WeightsRule
 from squelch.kit.scoring.cross_scoring import CrossScorer

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.temperature import recording_mode, temperature
-from squelch.kit.checks.weighing import Weighing
-from squelch.kit.checks.weights_data import Scores, WeightClaims
-from tests.kit.checks.categorical import World, language_like, run_of, trained
+from squelch.kit.checks.weights.data import Scores, WeightClaims
+from squelch.kit.checks.weights.temperature import recording_mode, temperature
+from squelch.kit.checks.weights.weighing import Weighing
+from tests.kit.checks.weights.categorical import World, language_like, run_of, trained
 
 TABLES = {1: language_like(), 2: trained(language_like(), 0.15, 1)}
 WORLDS = {one: World(TABLES, one) for one in (0.6, 1.0)}

@@ -11,10 +11,10 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.checks.likelihood import NODE_TEMPERATURES
-from squelch.kit.checks.scored import PICTURES, TOO_LONG, UNKNOWN_ID, candidates_in, score
-from squelch.kit.checks.weights import check_weights
-from squelch.kit.checks.weights_data import HEAD_MASS, Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.data import HEAD_MASS, Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.likelihood import NODE_TEMPERATURES
+from squelch.kit.checks.weights.scored import PICTURES, TOO_LONG, UNKNOWN_ID, candidates_in, score
+from squelch.kit.checks.weights.verdicts import check_weights
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.tiny import LENGTH, play, save_training
 from tests.random_model import VOCABULARY, random_model

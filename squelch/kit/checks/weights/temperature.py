@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.kit.checks.likelihood import HIGHEST, LOWEST, Peak, interval, peak
-from squelch.kit.checks.recorded import Slope, slope
 from squelch.kit.checks.result import Result, Size
-from squelch.kit.checks.weighing import Weighing
+from squelch.kit.checks.weights.likelihood import HIGHEST, LOWEST, Peak, interval, peak
+from squelch.kit.checks.weights.recorded import Slope, slope
+from squelch.kit.checks.weights.weighing import Weighing
 
 FALSE_RATE = 5e-4
 DROP = 6.06

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.kit.checks.likelihood import NODE_TEMPERATURES
-from squelch.kit.checks.recorded import rounding, slope, temperature_of
-from tests.kit.checks.categorical import language_like, log_softmax
+from squelch.kit.checks.weights.likelihood import NODE_TEMPERATURES
+from squelch.kit.checks.weights.recorded import rounding, slope, temperature_of
+from tests.kit.checks.weights.categorical import language_like, log_softmax
 
 NUM = 600
 

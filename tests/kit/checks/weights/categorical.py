@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from squelch.kit.checks.likelihood import NODE_TEMPERATURES
-from squelch.kit.checks.weights_data import HEAD, HEAD_MASS, Candidate, Sample, Scores, TokenScores
+from squelch.kit.checks.weights.data import HEAD, HEAD_MASS, Candidate, Sample, Scores, TokenScores
+from squelch.kit.checks.weights.likelihood import NODE_TEMPERATURES
 
 CONTEXTS, VOCABULARY = 2000, 40
 

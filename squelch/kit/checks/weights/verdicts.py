@@ -19,16 +19,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from squelch.kit.checks.engine_values import (
+from squelch.kit.checks.result import Result, Size, StepFit, examples
+from squelch.kit.checks.weights.data import Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.engine_values import (
     engine_against_trainer,
     logprobs_of_other_ids,
     precision,
     without_weights,
 )
-from squelch.kit.checks.result import Result, Size, StepFit, examples
-from squelch.kit.checks.temperature import recording_mode, temperature, texts_differ
-from squelch.kit.checks.weighing import SMALLEST_KL, Comparison, Weighing
-from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.temperature import recording_mode, temperature, texts_differ
+from squelch.kit.checks.weights.weighing import SMALLEST_KL, Comparison, Weighing
 from squelch.kit.findings.view import Example
 
 NAMES = (

@@ -17,8 +17,8 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.checks.claims import Claims
 from squelch.kit.checks.encoding import coder_of
 from squelch.kit.checks.run import check
-from squelch.kit.checks.weights import NAMES
-from squelch.kit.checks.weights_rows import WeightRows, cuts_tail
+from squelch.kit.checks.weights.rows import WeightRows, cuts_tail
+from squelch.kit.checks.weights.verdicts import NAMES
 from squelch.kit.readers.formats import format_named
 from squelch.kit.readers.weights import WeightsRule
 from tests.kit.checks.bank import WRITERS, Rollout, run
@@ -187,7 +187,7 @@ def test_a_tail_is_whole_only_if_all_that_cut_it_are_known_to_be_off(claims: Cla
 def save_chat_training(folder: Path) -> list[int]:
     """A trainer's folder with three checkpoints of a policy that has a tokenizer and a chat template; returns the ids
     of the prompt `MESSAGES`."""
-    policy = Path(__file__).parents[2] / "earlier/policy"
+    policy = Path(__file__).parents[3] / "earlier/policy"
     coder = coder_of(policy)
     assert coder is not None
     (rendered,) = coder.rendered([(MESSAGES, None)])
@@ -252,7 +252,7 @@ def test_ids_that_a_reward_function_kept_are_scored_after_their_prompts_are_rend
 
 def test_a_run_of_squelch_that_vllm_sampled_in_float32_fits_its_own_weights() -> None:
     """`tests/earlier`: step 1 was sampled by the initial policy, and step 2 by weights that were not saved."""
-    run = Path(__file__).parents[2] / "earlier"
+    run = Path(__file__).parents[3] / "earlier"
     found = check(run / "run/groups", checkpoints=run / "run/checkpoints", base=run / "policy")
     results = {one.name: one for one in found.results if one.name in NAMES}
     verdicts = {name: one.verdict for name, one in results.items()}
@@ -268,7 +268,7 @@ def test_without_torch_the_missing_installation_is_named(
     tmp_path: Path, trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files(tmp_path, trained)
-    monkeypatch.delitem(sys.modules, "squelch.kit.checks.scored", raising=False)
+    monkeypatch.delitem(sys.modules, "squelch.kit.checks.weights.scored", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ValueError, match=r"scoring rows under weights needs .*torch.*install 'squelch-rl\[score\]'"):
         check(path, checkpoints=trained[1])

@@ -22,9 +22,9 @@ from typing import Literal
 
 import numpy as np
 
-from squelch.kit.checks.likelihood import at, divergence, head_nodes, log_evidence, peak
-from squelch.kit.checks.recorded import Slope, slope, temperature_of
-from squelch.kit.checks.weights_data import Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.data import Candidate, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.likelihood import at, divergence, head_nodes, log_evidence, peak
+from squelch.kit.checks.weights.recorded import Slope, slope, temperature_of
 
 SMALLEST_KL = 1e-5
 """Nats a token."""

@@ -10,11 +10,11 @@ import pytest
 
 from squelch.kit.checks.catalogue import checks
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.weighing import Weighing
-from squelch.kit.checks.weights import NAMES, check_weights, step_sets
-from squelch.kit.checks.weights_data import Draw, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.data import Draw, Sample, Scores, WeightClaims
+from squelch.kit.checks.weights.verdicts import NAMES, check_weights, step_sets
+from squelch.kit.checks.weights.weighing import Weighing
 from squelch.kit.checks.words import as_json, fault_lines
-from tests.kit.checks.categorical import World, language_like, run_of, sample_of, trained
+from tests.kit.checks.weights.categorical import World, language_like, run_of, sample_of, trained
 
 STEP = 0.15
 PLAIN = WeightClaims(temperature=1.0, cuts_tail=False)

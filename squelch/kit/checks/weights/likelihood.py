@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from squelch.kit.checks.weights_data import TokenScores
+from squelch.kit.checks.weights.data import TokenScores
 
 NODES = 13
 HIGHEST = 4.0

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.kit.checks.engine_values import engine_against_trainer, logprobs_of_other_ids, precision
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.weighing import Weighing
-from squelch.kit.checks.weights import check_weights
-from squelch.kit.checks.weights_data import Scores, WeightClaims
-from tests.kit.checks.categorical import World, language_like, log_softmax, run_of, trained
+from squelch.kit.checks.weights.data import Scores, WeightClaims
+from squelch.kit.checks.weights.engine_values import engine_against_trainer, logprobs_of_other_ids, precision
+from squelch.kit.checks.weights.verdicts import check_weights
+from squelch.kit.checks.weights.weighing import Weighing
+from tests.kit.checks.weights.categorical import World, language_like, log_softmax, run_of, trained
 
 TABLES = {1: language_like(), 2: trained(language_like(), 0.5, 1)}
 WORLD = World(TABLES)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.kit.checks.likelihood import (
+from squelch.kit.checks.weights.likelihood import (
     NODE_TEMPERATURES,
     at,
     divergence,
@@ -15,8 +15,8 @@ from squelch.kit.checks.likelihood import (
     log_mixture,
     peak,
 )
-from squelch.kit.checks.temperature import DROP
-from tests.kit.checks.categorical import World, drawn, language_like, log_softmax, sample_of, trained
+from squelch.kit.checks.weights.temperature import DROP
+from tests.kit.checks.weights.categorical import World, drawn, language_like, log_softmax, sample_of, trained
 
 WORLD = World({1: language_like(), 2: trained(language_like(), 0.2, 1)})
 

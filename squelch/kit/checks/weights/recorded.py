@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.kit.checks.likelihood import HIGHEST, LOWEST, at
+from squelch.kit.checks.weights.likelihood import HIGHEST, LOWEST, at
 
 LARGEST_ERROR = 1 / 3
 """Of the two possibilities' difference: a larger error of the recording decides nothing."""

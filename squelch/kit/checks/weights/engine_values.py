@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from squelch.kit.checks.recorded import FEWEST_TOKENS, rounding, slope
 from squelch.kit.checks.result import Result, Size, examples
-from squelch.kit.checks.temperature import MARGIN
-from squelch.kit.checks.weighing import FEWEST_ROLLOUTS, Weighing, joined
-from squelch.kit.checks.weights_data import Sample
+from squelch.kit.checks.weights.data import Sample
+from squelch.kit.checks.weights.recorded import FEWEST_TOKENS, rounding, slope
+from squelch.kit.checks.weights.temperature import MARGIN
+from squelch.kit.checks.weights.weighing import FEWEST_ROLLOUTS, Weighing, joined
 from squelch.kit.diagnosis.uncertainty import t_quantile
 
 FLOAT32_ERROR = 2e-3

@@ -1,7 +1,7 @@
 """From a file's rows to the samples whose weights are checked, and from these to results. Pure until rows are scored.
 
     rows of one pass ──offer──▶ Draw ──┐
-    checkpoints, base model ───────────┴─▶ scored.score ──▶ weights.check_weights
+    checkpoints, base model ───────────┴─▶ scored.score ──▶ verdicts.check_weights
 
 Which checkpoints a row claims: those of the versions that its engine recorded, where the format counts versions as it
 counts checkpoints; else that of its step, or of as many steps before as staleness is allowed.
@@ -21,8 +21,8 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import needs_extra
 from squelch.kit.checks.fed_tokens import numbers_of
 from squelch.kit.checks.result import Result
-from squelch.kit.checks.weights import CHECKPOINTS, check_weights
-from squelch.kit.checks.weights_data import MOST_TOKENS, Draw, Sample, WeightClaims
+from squelch.kit.checks.weights.data import MOST_TOKENS, Draw, Sample, WeightClaims
+from squelch.kit.checks.weights.verdicts import CHECKPOINTS, check_weights
 from squelch.kit.readers.format import Format, Traits
 from squelch.kit.readers.format_rows import Row, is_ids, marks_of
 from squelch.kit.readers.weights import WeightsRule
@@ -51,7 +51,7 @@ class Encoder(Protocol):
 
 
 class WeightRows:
-    """Takes the rows of one pass and gives the results of `weights.check_weights`.
+    """Takes the rows of one pass and gives the results of `verdicts.check_weights`.
 
     Args:
         checkpoints: the folder of the trainer's checkpoints; None if there is none.
@@ -109,7 +109,7 @@ class WeightRows:
             needs = TRAINERS if self._coder else f"{TRAINERS}, or a tokenizer in --base DIR"
             return check_weights(None, claims, needs, samples)
         with needs_extra("score", "scoring rows under weights"):
-            from squelch.kit.checks.scored import candidates_in, score
+            from squelch.kit.checks.weights.scored import candidates_in, score
 
         candidates = candidates_in(self._checkpoints, self._rule, self._base)
         if not candidates:
