@@ -93,7 +93,7 @@ class ScorerActor:
     ) -> None:
         """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy.
         `whole_turns`: whether turns are in the model's own format, where an answer is all content."""
-        _step_back(config)
+        torch.set_num_threads(1)  # and at the priority of all actors: the run's start waits for this one as well
         self._config = config
         self._model_dir = str(local(model))
         folder = str(local(fixed)) if fixed is not None else self._model_dir

@@ -158,13 +158,13 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
     config = CONFIG.model_copy(update={"model": str(folder)})
     scorer = SHELL.remote(str(tiny_policy), config, 0.7, 1, 0, "plain", str(folder))
+    process = ray.get(scorer.__ray_call__.remote(lambda _: os.getpid()), timeout=CALL_TIMEOUT_S)
+    assert os.SCHED_IDLE not in policies(process), "a run's start waits until the model is loaded"
     tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(5, 6).items()]
     metrics, *_ = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
     assert metrics["scorer/version"] == -1 and math.isnan(metrics["scorer/parity"])
     assert metrics["first_turn/num_samples"] == 12 and metrics["first_turn/version_mismatch"] == 0.0
-    process = ray.get(scorer.__ray_call__.remote(lambda _: os.getpid()))
-    threads = [int(task.name) for task in Path(f"/proc/{process}/task").iterdir()]
-    assert os.SCHED_IDLE in {os.sched_getscheduler(thread) for thread in threads}  # Ray started it at niceness 15
+    assert os.SCHED_IDLE in policies(process)
 
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
@@ -174,6 +174,11 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     expected = proxies_of_scores(usable(matrix, lengths, draw.source, column_weights=draw.weights))
     assert metrics["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
     ray.kill(scorer)
+
+
+def policies(process: int) -> set[int]:
+    """The scheduling policies of a process's threads."""
+    return {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{process}/task").iterdir()}
 
 
 @pytest.mark.parametrize(
