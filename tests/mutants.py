@@ -68,6 +68,7 @@ EQUIVALENT: Mapping[str, str] = {
     "squelch/actors/endpoint/server.py _read: len(data) < LARGE_BYTES -> len(data) <= LARGE_BYTES": "either reads it",
     "squelch/cluster/control/autoscaling.py _mean: 1 -> 2": "as many workers in all loads (in 60,000 random steps too)",
     "squelch/cluster/control/rank_client.py: 6 -> 7": "how often within a time-out; more than once will do",
+    "squelch/envs/sandbox/harness.py execute: 1 -> 2": "a program has failed with every exit code but 0",
     "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size; files of one pair more fit too",
     "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
 }

@@ -24,7 +24,7 @@ from squelch.kit.api.completions import UNREADABLE
 from squelch.trl import Observer
 from tests.kit.trl import work
 
-STEPS, WITH_TOOLS, TAUGHT = 8, 4, 300
+STEPS, WITH_TOOLS, TAUGHT = 4, 3, 300
 """Few steps: twenty of each script were run by hand."""
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 

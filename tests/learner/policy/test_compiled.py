@@ -40,7 +40,7 @@ CASES = {
     ),
     "a window, adapters": (MistralConfig(**SHAPE, sliding_window=12), {"lora": {"rank": 4, "alpha": 8}}),
 }
-LENGTHS = [(2, 4, 2), (5, 3, 2), (4, 4, 3), (3, 3, 4)]
+LENGTHS = [(2, 4, 2), (3, 3, 4)]
 """Groups, members and turns: micro-batches of several tiles each. A second form would show at the second."""
 
 
