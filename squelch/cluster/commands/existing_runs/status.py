@@ -43,8 +43,8 @@ def _several(place: str) -> dict[str, Path | str] | None:
         return None
     found = runs_below(folder)
     if not found and folder == RUNS:
-        for place in sorted(RUNS.glob("*/")):
-            refuse_if_starting(place)
+        for one in sorted(RUNS.glob("*/")):
+            refuse_if_starting(one)
         raise UserError(
             f"there is no run in {RUNS}: `squelch train frozenlake` makes one; or give the folder of others"
         )
