@@ -110,7 +110,7 @@ def equal_completions(found: Collected, claims: Claims) -> Result:
     if not members:
         return Result(name, "unknown", "No prompt has two completions", needs="groups of at least two rollouts")
     if not equal:
-        return Result(name, "sound", f"No two of {len(members)} completions of a prompt are equal", of=len(members))
+        return Result(name, "sound", f"No prompt has equal completions, of {len(members)}", of=len(members))
     says = f"{len(equal)} completions are equal to an earlier one of their prompt"
     if (needs := _not_probabilities(found, claims, members)) is not None:
         return Result(name, "unknown", says, len(equal), len(members), needs=needs)
