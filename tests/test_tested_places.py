@@ -18,7 +18,7 @@ TESTED_IN = {
     "cluster/commands/test_plan": "squelch/cluster/commands: plan_split; squelch/kit/base: gpu_split",
     "cluster/control/test_calls": "squelch/cluster/control: protocols",
     "cluster/fleet/test_control_endpoint": "squelch/cluster/commands/existing_runs: scale",
-    "cluster/fleet/test_fleet": "squelch/cluster/fleet: joining pool",
+    "cluster/fleet/test_fleet": "squelch/cluster/fleet: joining pool restart_counts",
     "cluster/fleet/test_jobs": "squelch/cluster/commands: job submit",
     "cluster/grafana/test_files": "squelch/cluster/commands: dashboards",
     "cluster/grafana/test_push": "squelch/cluster/grafana: address",

@@ -71,13 +71,12 @@ def read(path: Path, shared: Path) -> list[Rollout]:
 def _rollout(one: dict[str, Any], decode: Callable[[Sequence[int]], str]) -> Rollout:
     """A row of the record. Its parts are what the calls sampled, and what stands between. TRL cuts the last call's at
     its limit of new tokens, which tools' answers count towards."""
-    text, begin, at = one["prompt"][-1]["content"], one["prompt_ids"], 0
+    text, begin, at, past = one["prompt"][-1]["content"], one["prompt_ids"], 0, 0
     after, parts, drawn = one["completion_ids"], list[tuple[list[int], bool]](), list[float]()
-    is_whole = True
     for call in one["calls"]:
         start = len(call["prompt_ids"]) - len(begin)
-        end = min(len(after), start + len(call["completion_ids"]))
-        is_whole = end == start + len(call["completion_ids"])
+        past = start + len(call["completion_ids"])
+        end = min(len(after), past)
         if start > at:
             parts.append((after[at:start], False))
         parts.append((after[start:end], True))
@@ -100,7 +99,7 @@ def _rollout(one: dict[str, Any], decode: Callable[[Sequence[int]], str]) -> Rol
         validation=one["evaluation"],
         trained=one["trained"],
         rendered=decode(begin),
-        is_cut=not (is_whole and one["calls"][-1].get("ended", decode(after).endswith(END))),
+        is_cut=past > len(after) or not one["calls"][-1].get("ended", decode(after).endswith(END)),
         end=END if decode(after).endswith(END) else "",
     )
 

@@ -38,7 +38,7 @@ class Run:
         """`prefix`: a command that runs the command after it, elsewhere; `as_job`: in a process group of its own, as a
         shell's job."""
         self.deadline = time.monotonic() + timeout_s
-        self._shared = 0.0
+        self._lifted_at = 0.0
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-u", "-m", "squelch.cluster.cli", *words],
@@ -83,9 +83,9 @@ class Run:
     def _wait(self) -> None:
         """A moment; once a second, the scorer gets its share of a machine on which other tests run."""
         time.sleep(0.02)
-        if time.monotonic() < self._shared + 1.0:
+        if time.monotonic() < self._lifted_at + 1.0:
             return
-        self._shared = time.monotonic()
+        self._lifted_at = time.monotonic()
         with contextlib.suppress(OSError, psutil.NoSuchProcess):  # either may end, and root alone may do this
             threads = [one for scorer in actors(self.process.pid, "ScorerActor") for one in scorer.threads()]
             for thread in (one.id for one in threads if os.sched_getscheduler(one.id) == os.SCHED_IDLE):

@@ -43,5 +43,7 @@ def test_of_a_run_with_side_calls_and_rewarded_failures_the_agents_own_turns_alo
     for line in steps(folder):
         assert line["agents/untrained"] == line["trajectories"] and line["agents/failures_rewarded"] > 0
         assert line["trajectories_failed"] == 0
+    calls = sum(line["agents/calls"] for line in steps(folder))
+    assert calls == sum(len(one.turns) for one in played), "a side call is counted apart"
     assert any(line["optimizer_steps"] > 0 for line in steps(folder))
     assert_replays(folder, tiny_policy, 1, STEPS, tmp_path)

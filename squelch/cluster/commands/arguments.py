@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.cluster.runs.driver import is_driven
-from squelch.cluster.runs.driver import named as driver_of
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.kit.untrusted.files import is_file
 
@@ -36,21 +34,12 @@ def run_folder(path: Path) -> Path:
     with bad_files_are_the_users():
         found = is_file(path / "config.yaml")
     if not found:
-        refuse_if_starting(path)
         meant = did_you_mean(path.name, [entry.name for entry in RUNS.iterdir()] if RUNS.is_dir() else [])
         raise UserError(
             f"{path} holds no run: it has no config.yaml. {meant}`squelch status` lists the runs in {RUNS}; give a "
             "name or a folder"
         )
     return path
-
-
-def refuse_if_starting(folder: Path) -> None:
-    """UserError if a process holds the folder, but the run in it has not begun: its policy is warmed up, say."""
-    if is_driven(folder):
-        raise UserError(
-            f"the run in {folder} has not begun: {driver_of(folder)} is starting it, and says how far it is"
-        )
 
 
 def in_store(place: str) -> bool:

@@ -42,7 +42,6 @@ from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
 from squelch.cluster.fleet.restart_counts import Restarts
 from squelch.cluster.fleet.waiting import announced, bounded, each_within
-from squelch.kit.process.signals import current
 
 log = logging.getLogger(__name__)
 ENDPOINT = "control-endpoint"
@@ -268,8 +267,7 @@ class Fleet:
 
     def mark_dead(self, name: str, actor: Client, cause: str) -> None:
         """Ends a filter service or scorer that is lost or hung. The event of its replacement has this cause; the next
-        call to a filter service replaces it. As `Restarts.allow` while a second signal ends the run."""
-        current().give_way()
+        call to a filter service replaces it."""
         self.dead[actor] = cause
         self.on_event(name, "lost", time.time(), time.time(), cause=cause)
         log.warning("%s is ended: %s", name, cause)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 
 from squelch.cluster.control.client import loop_time
 from squelch.cluster.control.restart_budget import RestartBudget
-from squelch.kit.process.signals import current
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,7 @@ class Restarts:
 
     def allow(self, name: str, cause: str) -> float:
         """Counts a restart of the actor `name`; returns the seconds to wait before it. RuntimeError with the cause if
-        no restart is left. Does not return while a second signal ends the run, whose actors end with it."""
-        current().give_way()
+        no restart is left."""
         self.counts[name] += 1
         self._on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.counts[name])
         log.warning("%s died and is replaced (%d): %s", name, self.counts[name], cause)

@@ -19,6 +19,7 @@ the decision.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -147,6 +148,7 @@ class Signals:
     def _end(self, reader: socket.socket) -> None:
         """Does not return."""
         self._ends.set()
+        logging.disable()  # what another thread still says of the run's parts, which end too, would be no news
         number, deadline = self.arrived[-1], time.monotonic() + LAST_S
         threading.Thread(target=self._leave, args=[number], name="last-words", daemon=True).start()
         while (left := deadline - time.monotonic()) > 0:

@@ -48,7 +48,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     choice = probe_all((request.param,))
     if choice.backend is None:
         reason = f"{request.param.__name__} does not work here: {choice.refused}"
-        skip_unless_it_should_work(reason) if request.param is namespaces else pytest.skip(reason)
+        if request.param is namespaces:
+            skip_unless_it_should_work(reason)
+        pytest.skip(reason)
     return choice.backend
 
 

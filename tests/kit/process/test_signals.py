@@ -16,7 +16,7 @@ from squelch.kit.process.signals import Interrupted, Signals, listening
 
 pytestmark = pytest.mark.usefixtures("hangups_count")
 START = """
-import ctypes, os, signal, sys, threading, time
+import ctypes, logging, os, signal, sys, threading, time
 from squelch.kit.process import signals as module
 from squelch.kit.process.process_exit import before_leaving
 from squelch.kit.process.signals import listening
@@ -159,6 +159,7 @@ def test_what_fails_while_a_second_signal_ends_the_process_changes_neither_its_w
             while len(signals.arrived) < 2:
                 time.sleep(0.01)
             time.sleep(0.3)  # Ray's processes are being killed, which the event loop takes for a failure
+            logging.warning("the filter died and is replaced")
     """)
     assert (ended, lines) == (130, ["first", "last words"])
 

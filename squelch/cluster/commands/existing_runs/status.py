@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import RUNS, described_place, in_store, place_of, refuse_if_starting
+from squelch.cluster.commands.arguments import RUNS, described_place, in_store, place_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.listing import is_run, runs_below, statuses, table
 from squelch.cluster.runs.status import read_status
@@ -43,8 +43,6 @@ def _several(place: str) -> dict[str, Path | str] | None:
         return None
     found = runs_below(folder)
     if not found and folder == RUNS:
-        for one in sorted(RUNS.glob("*/")):
-            refuse_if_starting(one)
         raise UserError(
             f"there is no run in {RUNS}: `squelch train frozenlake` makes one; or give the folder of others"
         )

@@ -1,12 +1,10 @@
 """What the checks of weights know: samples of a run, the checkpoints that may have sampled them, and their scores.
 
-    rows ──Draw──▶ Sample (ids, recorded values, which checkpoints the run claims) ──scored.score──▶ Scores ──▶ checks
-
 Invariants:
 
 - A draw is seeded and does not depend on the order of the rows; its memory is bounded.
 - Arrays of a sample and of its scores have one entry for each sampled token. Log-probabilities are in nats.
-- Pure: `scored.py` alone loads torch.
+- Pure.
 """
 
 from __future__ import annotations

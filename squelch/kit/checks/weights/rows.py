@@ -1,8 +1,5 @@
 """From a file's rows to the samples whose weights are checked, and from these to results. Pure until rows are scored.
 
-    rows of one pass ──offer──▶ Draw ──┐
-    checkpoints, base model ───────────┴─▶ scored.score ──▶ verdicts.check_weights
-
 Which checkpoints a row claims: those of the versions that its engine recorded, where the format counts versions as it
 counts checkpoints; else that of its step, or of as many steps before as staleness is allowed.
 """
