@@ -2,7 +2,10 @@
 
 import ast
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -103,34 +106,48 @@ def copy(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path / "copy"
 
 
+def _know_the_room(root: Path) -> None:
+    mutants.ROOT, ROOMS["room"] = root, ("squelch", "tests")
+
+
+@pytest.fixture
+def apart(copy: Path) -> Iterator[Callable]:
+    """Calls a function in a process of its own, as the command does: a fork of a worker of pytest has the libraries
+    and locks of every test before it, and may die of them."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _know_the_room, (mutants.ROOT,)) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result(timeout=120)
+
+
 ONE = Change("squelch/one.py", 2, "one", 22, 23, "1", "2")
 
 
-def test_the_copys_code_is_tested_and_the_test_that_notices_a_mutant_is_named(copy: Path) -> None:
-    assert noticed_by(copy, ["tests/test_one.py"]) is None and noticed_by(copy, []) is None
-    assert tried(copy, "room", ONE) == "FAILED tests/test_one.py::test_one"
-    assert noticed_by(copy, ["tests/test_one.py"]) is None, "the mutant is taken back"
+def test_the_copys_code_is_tested_and_the_test_that_notices_a_mutant_is_named(copy: Path, apart) -> None:
+    assert apart(noticed_by, copy, ["tests/test_one.py"]) is None and apart(noticed_by, copy, []) is None
+    assert apart(tried, copy, "room", ONE) == "FAILED tests/test_one.py::test_one"
+    assert apart(noticed_by, copy, ["tests/test_one.py"]) is None, "the mutant is taken back"
 
 
-def test_a_mutant_that_cannot_be_imported_is_noticed_and_one_that_no_test_meets_survives(copy: Path) -> None:
-    assert tried(copy, "room", replace(ONE, after="1 +")) == "ERROR tests/test_one.py"
+def test_a_mutant_that_cannot_be_imported_is_noticed_and_one_that_no_test_meets_survives(copy: Path, apart) -> None:
+    assert apart(tried, copy, "room", replace(ONE, after="1 +")) == "ERROR tests/test_one.py"
     (copy / "tests" / "test_one.py").write_text("from squelch.one import one\n\ndef test_good(): pass\n")
-    assert tried(copy, "room", ONE) is None
+    assert apart(tried, copy, "room", ONE) is None
 
 
-def test_a_test_that_fails_without_the_mutant_too_is_said(copy: Path) -> None:
+def test_a_test_that_fails_without_the_mutant_too_is_said(copy: Path, apart) -> None:
     (copy / "tests" / "test_one.py").write_text("def test_bad(): assert False\n")
     with pytest.raises(RuntimeError, match=r"without a change: FAILED tests/test_one.py::test_bad"):
-        tried(copy, "room", ONE)
+        apart(tried, copy, "room", ONE)
 
 
-def test_what_fails_before_any_test_runs_and_without_the_mutant_too_is_said(copy: Path) -> None:
+def test_what_fails_before_any_test_runs_and_without_the_mutant_too_is_said(copy: Path, apart) -> None:
     (copy / "tests" / "conftest.py").write_text("raise EOFError('cut off')\n")
     with pytest.raises(RuntimeError, match=r"without a change: exit code 4(?s:.*)cut off"):
-        tried(copy, "room", ONE)
+        apart(tried, copy, "room", ONE)
 
 
-def test_the_tests_that_enter_a_function_are_found_once_and_run_first(copy: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_tests_that_enter_a_function_are_found_once_and_run_first(
+    copy: Path, apart, tmp_path: Path, monkeypatch
+) -> None:
     text = """import pytest, threading
 from squelch.one import one
 
@@ -151,7 +168,7 @@ def test_thread():
     names = ["room/test_two.py::test_made", "room/test_two.py::test_thread", "test_one.py::test_one"]
     found = {"squelch/one.py one": [f"tests/{name}" for name in names]}
     out, ran = tmp_path / "entered.json", list[list[str]]()
-    assert mutants.entered(copy, "room", out) == found
+    assert apart(mutants.entered, copy, "room", out) == found
     monkeypatch.setattr(mutants, "_test", lambda *_: mutants.os._exit(1))
     assert mutants.entered(copy, "room", out) == found, "read from the file"
     monkeypatch.setattr(mutants, "noticed_by", lambda place, tests, chosen: ran.append(tests))
