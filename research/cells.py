@@ -275,15 +275,20 @@ def command(
     find: Callable[[], Study],
     judge: Callable[[bool], Report],
     argv: Sequence[str] | None,
+    *,
+    writes: str = "",
 ) -> int:
     """The command of a study: runs its cells, lists them, or judges its table; returns the exit code.
-    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with
-    `--quick`. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `writes`:
+    the page in docs/research that `--write` writes. Ends with exit code 2 if a flag, setting, folder or file is
+    wrong."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
     form.add_argument("--run", action="store_true", help="run the cells that are not done")
     form.add_argument("--quick", action="store_true", help="judge the table, as without it")
+    if writes:
+        form.add_argument("--write", action="store_true", help=f"judge the table, and write docs/research/{writes}")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
     parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="run: cells at the same time")
@@ -305,6 +310,8 @@ def command(
         report = _list(study, wanted) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
+    if writes and chosen.write:
+        report.write()
     show(report, chosen.json)
     return 0
 

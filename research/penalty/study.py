@@ -2,9 +2,10 @@
 
 python -m research.penalty --list
 python -m research.penalty --run [--only WORD ...] [--minutes N] [--runs-dir DIR]
-python -m research.penalty [--quick] [--json]
+python -m research.penalty [--quick | --write] [--json]
 
-`--run` adds each finished cell to research/results/penalty.parquet; commit it. `plan.py` has the questions, the arms,
+`--run` adds each finished cell to research/results/penalty.parquet; commit it. `--write` writes
+docs/research/penalty.md. `plan.py` has the questions, the arms,
 what decides, and the order, all fixed before the first run. A seed's warm-up is built when its first cell is run; the
 arms of a seed are run on one machine, since another may build other weights.
 """
@@ -16,15 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import markdown_table
 from research import tables
 from research.cells import Study, StudyCell, command, failures_of
-from research.judging import Report
-from research.kept import ACTIONS, DEPENDENCE, SHARE, SUCCESS, SURPRISE, caveats, read_all, short
+from research.judging import PAGES, Report, template
+from research.kept import ACTIONS, DEPENDENCE, SHARE, SUCCESS, SURPRISE, Kept, caveats, read_all, short
 from research.penalty.judged import (
     BONUS_WEIGHT,
     MI,
     NOISE,
     VALIDITY,
+    Verdict,
     arm_means,
     by_arm,
     changed_start,
@@ -44,7 +47,7 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import known, say
 
 NAME = "penalty"
-RESULTS = FOLDER / f"{NAME}.parquet"
+PAGE, RESULTS = PAGES / f"{NAME}.md", FOLDER / f"{NAME}.parquet"
 WEIGHTS = "model.safetensors"
 STEPS = ("success", "reward_mean", ACTIONS, VALIDITY, "rollout_entropy", "reasoning_length")
 FILTERED = ("kept_fraction", "kept_mass", "zero_variance_groups", "dropped_with_variance", "learner/grad_norm")
@@ -141,24 +144,48 @@ def bonus_weights(folder: Path) -> dict[str, list[Any]]:
 COLUMNS = ("question", "verdict", "difference", "95%, and each seed", "90%")
 
 
+def verdict_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """A row for each verdict, and one for each of its differences."""
+    rows = list[list[str]]()
+    for one in verdicts:
+        rows.append([one.question, one.says, "", "", ""])
+        rows += [["", "", found.says, shown(found), text(found.over_seeds(0.9), "+")] for found in one.differences]
+    return rows
+
+
+def notes_of(runs: Sequence[Kept]) -> list[str]:
+    """What the runs are: how many, at which commit, which began or ended otherwise, and which were repeated."""
+    notes = [f"{len(runs)} of {len(study().cells)} runs", *caveats(runs)]
+    if left_out := changed_start(by_arm(runs)):
+        notes.append(f"seeds whose runs began with other weights, in no comparison: {', '.join(map(str, left_out))}")
+    return [*notes, f"failed attempts, which were repeated: {len(failures_of(study()))}"]
+
+
+def arm_rows(means: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each arm that has runs."""
+    return [[f"`{arm}`", *(known(value, ".3g") for value in own.values())] for arm, own in means.items()]
+
+
+def markdown(runs: Sequence[Kept]) -> str:
+    """The text of docs/research/penalty.md."""
+    verdicts, means = judged(runs), arm_means(by_arm(runs))
+    measured = [*next(iter(means.values()))] if means else []
+    return template(NAME).format(
+        verdicts="\n".join(markdown_table(COLUMNS, verdict_rows(verdicts))),
+        secondary="\n".join(f"- {one.question}: {note}." for one in verdicts for note in one.notes),
+        arms="\n".join(markdown_table(("arm", *measured), arm_rows(means))),
+        notes="\n".join(f"- {note}" for note in notes_of(runs)),
+    )
+
+
 def report(quick: bool = False) -> Report:
     """The verdicts on the committed runs."""
     runs = read_all(RESULTS)
-    arms, verdicts = by_arm(runs), judged(runs)
-    rows, notes = list[list[str]](), list[str]()
-    for one in verdicts:
-        rows += [[one.question, one.says, "", "", ""]]
-        for found in one.differences:
-            rows.append(["", "", found.says, shown(found), text(found.over_seeds(0.9), "+")])
-        notes += [f"{one.question}: {note}" for note in one.notes]
-    for arm, means in arm_means(arms).items():
-        said = ", ".join(f"{name} {known(value, '.3g')}" for name, value in means.items())
+    means, verdicts = arm_means(by_arm(runs)), judged(runs)
+    notes = [f"{one.question}: {note}" for one in verdicts for note in one.notes]
+    for arm, own in means.items():
+        said = ", ".join(f"{name} {known(value, '.3g')}" for name, value in own.items())
         notes.append(f"{arm}: {said}")
-    notes += [f"{len(runs)} of {len(study().cells)} runs", *caveats(runs)]
-    if left_out := changed_start(arms):
-        notes.append(f"seeds whose runs began with other weights, in no comparison: {', '.join(map(str, left_out))}")
-    failed = failures_of(study())
-    notes.append(f"failed attempts, which were repeated: {len(failed)}")
     metrics = {
         "benchmark": NAME,
         "runs": len(runs),
@@ -174,12 +201,14 @@ def report(quick: bool = False) -> Report:
             }
             for one in verdicts
         ],
-        "arms": arm_means(arms),
-        "failed": failed,
+        "arms": means,
+        "failed": failures_of(study()),
     }
-    return Report(metrics, COLUMNS, rows, notes)
+    return Report(
+        metrics, COLUMNS, verdict_rows(verdicts), [*notes, *notes_of(runs)], lambda: PAGE.write_text(markdown(runs))
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, study, report, argv)
+    return command(__doc__, study, report, argv, writes=PAGE.name)

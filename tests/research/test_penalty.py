@@ -236,3 +236,14 @@ def test_the_command_prints_the_questions_and_one_object(capsys: pytest.CaptureF
     found = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert [one["question"] for one in found["questions"]] == ["P", "A", "B", "C"]
     assert found["runs"] == len({*study().done()}) and report().notes
+
+
+def test_the_page_has_every_verdict_with_its_seeds_and_every_arm(monkeypatch, tmp_path: Path) -> None:
+    runs = runs_of(EXPECTED)
+    monkeypatch.setattr(room, "read_all", lambda file: runs)
+    monkeypatch.setattr(room, "PAGE", tmp_path / "penalty.md")
+    assert main(["--write"]) == 0
+    page = (tmp_path / "penalty.md").read_text()
+    assert "| P | holds |" in page and "| A | holds; as good as the filter |" in page and "| B | 0 of 5 seeds |" in page
+    assert "secondary, -2.5 or lower in std_none alone: as predicted." in page and "- 25 of 46 runs\n" in page
+    assert all(f"| `{arm}` | 5 |" in page for arm in FIRST) and all(f"{seed}: +0." in page for seed in SEEDS)
