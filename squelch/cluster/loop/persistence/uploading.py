@@ -66,11 +66,11 @@ class Progress:
     """The state of the upload thread; times in seconds of the monotonic clock."""
 
     now: Callable[[], float] = time.monotonic
-    done: float = 0.0
+    done: float = field(init=False)
     """When the newest upload that succeeded began: what the disk had then is in the store."""
-    moved: float = 0.0
+    moved: float = field(init=False)
     """When the store last took a chunk, or answered."""
-    kept: float = 0.0
+    kept: float = field(init=False)
     """When the store last took a whole file, or began to fail. Between failed uploads this counts and not `moved`: a
     full store takes the first chunks of a large file at every attempt."""
     busy: bool = False
@@ -83,7 +83,7 @@ class Progress:
     notes: SimpleQueue[Note] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
-        self.done = self.moved = self.now()
+        self.done = self.moved = self.kept = self.now()
 
     def move(self) -> None:
         """Notes that the store has done its part."""
