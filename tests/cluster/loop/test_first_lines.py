@@ -7,6 +7,7 @@ from squelch.cluster.loop.first_lines import _count, opening_lines
 
 
 def test_the_first_lines_say_what_a_newcomer_asks(tiny_policy: Path, monkeypatch) -> None:
+    tiny_policy = tiny_policy.resolve()  # the folder of the process is, where the cache is a link
     monkeypatch.chdir(tiny_policy.parent)
     config = load("frozenlake", ["runs_dir=some where", "learner.objective.kl.coefficient=0.01"])
     lines = opening_lines(config, tiny_policy, "http://127.0.0.1:9464/metrics")
