@@ -16,7 +16,7 @@ from squelch.kit.process.signals import Interrupted, Signals, listening
 
 pytestmark = pytest.mark.usefixtures("hangups_count")
 START = """
-import ctypes, logging, os, signal, sys, threading, time
+import ctypes, logging, os, queue, signal, sys, threading, time, types
 from squelch.kit.process import signals as module
 from squelch.kit.process.process_exit import before_leaving
 from squelch.kit.process.signals import listening
@@ -28,11 +28,21 @@ def stuck():
     lock = ctypes.CDLL(None).pthread_mutex_lock
     lock(mutex), lock(mutex)
 
-def send(*numbers, pause=1.2):
-    "Signals to this process, one after another."
+class Decisions(queue.SimpleQueue):
+    num = 0
+    def put(self, raises):
+        super().put(raises)
+        Decisions.num += 1
+
+module.SimpleQueue = Decisions
+
+def send(*numbers, pause=1.2, sleep=time.sleep):
+    "Signals to this process, each `pause` seconds after the decision on the one before: a busy machine decides late."
     def work():
-        for number in numbers:
-            time.sleep(pause)
+        for place, number in enumerate(numbers):
+            while Decisions.num < place:
+                time.sleep(0.01)
+            sleep(pause)
             os.kill(os.getpid(), number)
     threading.Thread(target=work, daemon=True).start()
 """
@@ -108,11 +118,14 @@ def test_a_signal_that_repeats_the_one_before_it_is_no_second_one(
     numbers: str, pause: float, counted: list[int]
 ) -> None:
     code, lines = command(f"""
+        now = [0.0]
+        module.time = types.SimpleNamespace(monotonic=lambda: now[0])
         with listening() as signals:
             signals.first_does(lambda number: None)
             signals.last_words = lambda number: say(str(signals.arrived))
-            send({numbers}, pause={pause})
-            time.sleep({4 * pause + 0.5})
+            send({numbers}, pause={pause}, sleep=lambda s: now.__setitem__(0, now[0] + s))
+            while {len(counted)} > 1 or Decisions.num < len([{numbers}]):
+                time.sleep(0.01)
             say(str(signals.arrived))
     """)
     assert lines[-1] == str([signal.Signals(number) for number in counted])
