@@ -42,3 +42,10 @@ def test_a_filter_that_is_made_stricter_again_and_again_drops_more_and_keeps_a_g
         before, config, rounds = kept(scores, config), with_stricter(config, len(scores)), rounds + 1
         assert kept(scores, config) < before
     assert rounds >= 2 and kept(scores, config)
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.filters])
+@pytest.mark.parametrize("harmful", [{"keep": "smallest"}, {"target": "task"}])
+def test_no_stricter_filter_is_named_where_it_would_do_harm(rule: str, harmful: dict[str, str]) -> None:
+    assert stricter(FilterConfig(rule=rule, rho=0.5), 64)
+    assert not stricter(FilterConfig(rule=rule, rho=0.5, **harmful), 64)
