@@ -64,7 +64,7 @@ def test_a_report_that_is_not_there_is_a_fault(tmp_path) -> None:
 def test_a_warning_in_a_runs_summary_is_a_fault_unless_the_page_names_it(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(Path(__file__).parents[1] / "earlier" / "run", tmp_path / "run"))
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "warnings": ["kl_high, since step 5: far"]}))
+    (folder / "summary.json").write_text(json.dumps({**summary, "warnings": ["kl_high (warning, since step 5): far"]}))
     told = [fault for fault in run_faults(folder) if "kl_high" in fault]
-    assert told == ["run warns: kl_high, since step 5: far"]
+    assert told == ["run warns: kl_high (warning, since step 5): far"]
     assert run_faults(folder, ["kl_high"]) == [fault for fault in run_faults(folder) if fault not in told]

@@ -331,7 +331,7 @@ def test_a_run_that_learns_nothing_says_why_once_in_its_summary_and_in_its_file(
     )
     assert f"squelch train {tmp_path}/run/config.yaml name=run-again" in line and "more: squelch check " in line
     (warning,) = outcome.coordinator.outcome().warnings
-    assert warning.startswith("none_solved, since step 1: None of the completions")
+    assert warning.startswith("none_solved (warning, since step 1): None of the completions")
     told = RunFolder(tmp_path / "run").findings()
     assert told is not None and [one.name for one, _ in told][:2] == ["none_solved", "reward_constant"]
     assert told[0][1] in line and told[0][0].examples[0].text.endswith("completions, each with reward 0")

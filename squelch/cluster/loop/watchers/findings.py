@@ -100,7 +100,8 @@ class FindingsWatcher(Watcher):
         if not found:
             return ""
         more = f" (and {len(found) - 1} more: {check_command(self.config.run_dir)})" if len(found) > 1 else ""
-        return f"{found[0].name}, since step {found[0].since}: {found[0].says}{more}"
+        worst = found[0]
+        return f"{worst.name} ({worst.severity}, since step {worst.since}): {worst.says}{more}"
 
     def state(self) -> dict[str, Any]:
         """Where every finding stands."""
