@@ -310,9 +310,7 @@ def command(
         report = _list(study, wanted) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
-    if writes and chosen.write:
-        report.write()
-    show(report, chosen.json)
+    show(report, chosen.json, bool(writes) and chosen.write)
     return 0
 
 

@@ -46,9 +46,7 @@ def judge(
         found = report(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
-    if writes and chosen.write:
-        found.write()
-    show(found, chosen.json)
+    show(found, chosen.json, bool(writes) and chosen.write)
     return 0
 
 
@@ -73,6 +71,8 @@ def template(page: str) -> str:
     return (TEMPLATES / f"{page}.md").read_text()
 
 
-def show(report: Report, as_json: bool) -> None:
-    """Prints a report."""
+def show(report: Report, as_json: bool, write: bool = False) -> None:
+    """Prints a report; `write`: after its page is written."""
+    if write:
+        report.write()
     print_metrics(report.metrics, as_json, report.columns, report.rows, report.notes)

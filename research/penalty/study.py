@@ -5,9 +5,9 @@ python -m research.penalty --run [--only WORD ...] [--minutes N] [--runs-dir DIR
 python -m research.penalty [--quick | --write] [--json]
 
 `--run` adds each finished cell to research/results/penalty.parquet; commit it. `--write` writes
-docs/research/penalty.md. `plan.py` has the questions, the arms,
-what decides, and the order, all fixed before the first run. A seed's warm-up is built when its first cell is run; the
-arms of a seed are run on one machine, since another may build other weights.
+docs/research/penalty.md. `plan.py` has the questions, the arms, what decides, and the order, all fixed before the first
+run. A seed's warm-up is built when its first cell is run; the arms of a seed are run on one machine, since another may
+build other weights.
 """
 
 from __future__ import annotations
